@@ -1,0 +1,47 @@
+# make run | test | lint | slow | clean: everything happens in .venv, which the first target creates.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+FILES := src tests examples $(wildcard benchmarks)
+# Several single-threaded test processes use the cores better than one process with many threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: run test lint slow clean help
+
+help:
+	@echo "make run    train a sparse net on the digits of scikit-learn and print its report"
+	@echo "make test   the quick tests        make slow   the long ones"
+	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
+
+run: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test: $(STAMP)
+	$(PYTEST) -m "not slow"
+
+slow: $(STAMP)
+	$(PYTEST) -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(FILES)
+	$(BIN)/ruff format --check $(FILES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=""; for candidate in python3.11 python3; do \
+		if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "error: autosparse needs Python 3.11 or newer; found neither python3.11 nor a python3 that is new enough" >&2; exit 1; \
+	fi; \
+	test -x $(BIN)/python || $$python -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]" || { \
+		echo "error: the installation failed. If pip refused torch because of cuda-toolkit, its index offers only CUDA builds:" >&2; \
+		echo "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (pytorch.org, Get Started, CPU) and repeat." >&2; exit 1; }
+	@touch $@

@@ -1,0 +1,78 @@
+"""The Sparsifier's own state, saved and checked on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+VERSION = 1
+
+
+def save(run: Sparsifier) -> dict[str, Any]:
+    """Plain values and tensors: torch.load(weights_only=True) reads it back."""
+    parts = {"guard": run.guard, "controller": run.controller, "tuner": run.tuner}
+    return {
+        "version": VERSION,
+        **_identity(run),
+        "epoch": run.epoch,
+        "step": run.step,
+        "memory": dict(run.memory),
+        "history": list(run.history),
+        "generator": run.generator.get_state(),
+        "ledger": run.ledger.state_dict(),
+        **{name: None if part is None else part.state_dict() for name, part in parts.items()},
+    }
+
+
+def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
+    """Check everything, then continue from `state`."""
+    if "version" not in state:
+        raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
+    if state["version"] != VERSION:
+        raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
+    differences = _differences(state, _identity(run))
+    if differences:
+        raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
+    run.epoch = state["epoch"]
+    run.step = run._steps_at_epoch_start = state["step"]
+    run.memory = dict(state["memory"])
+    run.history = list(state["history"])
+    run.generator.set_state(state["generator"])
+    run.ledger.load_state_dict(state["ledger"])
+    for name, part in (("guard", run.guard), ("controller", run.controller), ("tuner", run.tuner)):
+        if part is not None and state[name] is not None:
+            part.load_state_dict(state[name])
+
+
+def _identity(run: Sparsifier) -> dict[str, Any]:
+    return {
+        "method": run.method.about.name,
+        "fields": run.method.fields(),
+        "layers": {layer.name: list(layer.shape) for layer in run.layers},
+        "epochs": run.epochs,
+        "steps_per_epoch": run.steps_per_epoch,
+    }
+
+
+def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    if saved["method"] != own["method"]:
+        return [f"its method is {saved['method']}, this one's {own['method']}"]
+    found = [f"{name} was {saved[name]}, is {own[name]}" for name in ("epochs", "steps_per_epoch") if saved[name] != own[name]]
+    fields = {*saved["fields"], *own["fields"]}
+    found += [
+        f"{name} was {saved['fields'].get(name)!r}, is {own['fields'].get(name)!r}"
+        for name in sorted(fields)
+        if saved["fields"].get(name) != own["fields"].get(name)
+    ]
+    gone, new = saved["layers"].keys() - own["layers"].keys(), own["layers"].keys() - saved["layers"].keys()
+    found += [f"layers only in the state: {', '.join(sorted(gone))}"] * bool(gone)
+    found += [f"layers only in this model: {', '.join(sorted(new))}"] * bool(new)
+    found += [
+        f"{name} has shape {saved['layers'][name]} in the state, {own['layers'][name]} here"
+        for name in saved["layers"].keys() & own["layers"].keys()
+        if saved["layers"][name] != own["layers"][name]
+    ]
+    return found

@@ -1,0 +1,71 @@
+"""The `autosparse` command: one file a verb, torch imported inside the verbs only so that `--help` answers at once."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from autosparse import __version__
+from autosparse.cli import env, flops, methods
+
+# What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a defect: traceback.
+USER_ERRORS = (ValueError, TypeError, RuntimeError, ImportError, OSError)
+
+app = typer.Typer(
+    name="autosparse",
+    help="Trains sparse neural networks by itself.",
+    add_completion=False,
+    no_args_is_help=True,
+    # rich would draw nicer help but costs a third of the time budget of `--help`
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("env")(env.run)
+app.command("flops")(flops.run)
+app.command("methods")(methods.run)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autosparse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Show the version and exit."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; so does AUTOSPARSE_DEBUG=1."),
+) -> None:
+    """Trains sparse neural networks by itself."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a verb; a user's error becomes one line on stderr and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # `--debug` is taken from any place, so that it can be appended to a command that has just failed
+    debug = "--debug" in given or os.environ.get("AUTOSPARSE_DEBUG", "0") not in ("", "0")
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        code = app(given, standalone_mode=False)
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except Exception as error:
+        message = one_line(error)
+        if debug or message is None:
+            raise
+        typer.echo(f"error: {message}", err=True)
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def one_line(error: Exception) -> str | None:
+    """The message of a user's error on one line, or None for a defect of ours."""
+    # typer's usage errors: told by their method since typer carries its own copy of click, without a public name
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        return f"{' '.join(format_message().split())} (see `autosparse --help`)"
+    if not isinstance(error, USER_ERRORS):
+        return None
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,168 @@
+"""The ledger of training FLOPs: what every optimizer step has spent, against a dense run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autosparse.cost.layers import LayerCost, Profile
+
+_CONVENTIONS = ("paper", "exact")
+_PASSES = 3  # forward, input gradient, weight gradient
+
+
+class Ledger:
+    """Adds up the densities of the three passes of every sparsified layer; MACs come in only when a number is read.
+
+    `convention="paper"` counts three passes for every layer, `"exact"` no input gradient where none is needed.
+    `baseline_steps` is the length of the dense run to compare with; without it, the steps so far.
+    """
+
+    def __init__(
+        self,
+        layer_names: Sequence[str],
+        convention: str = "paper",
+        baseline_steps: int | None = None,
+    ) -> None:
+        if convention not in _CONVENTIONS:
+            raise ValueError(f"convention must be one of {', '.join(_CONVENTIONS)}, not {convention!r}")
+        if baseline_steps is not None and baseline_steps < 1:
+            raise ValueError(f"baseline_steps must be at least 1, not {baseline_steps}")
+        if len(set(layer_names)) != len(layer_names):
+            raise ValueError(f"layer names must differ: {', '.join(layer_names)}")
+        self.layer_names = tuple(layer_names)
+        self.convention = convention
+        self.baseline_steps = baseline_steps
+        self.profile: Profile | None = None
+        self._steps = 0
+        self._dense_steps = 0
+        self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps added so far, reference steps not included."""
+        return self._steps
+
+    def set_profile(self, profile: Profile) -> None:
+        """Give the MACs; steps added before count with them too."""
+        self.profile = profile
+
+    def add(self, densities: Tensor) -> None:
+        """Add one optimizer step: densities of shape (3, layers) for forward, input- and weight-gradient; no sync."""
+        if densities.shape != self._sums.shape:
+            raise ValueError(
+                f"densities have shape {tuple(densities.shape)}; expected {tuple(self._sums.shape)}: "
+                "forward, input-gradient and weight-gradient rows, one column a sparsified layer"
+            )
+        if self._sums.device != densities.device:
+            self._sums = self._sums.to(densities.device)
+        self._sums += densities.detach()
+        self._steps += 1
+
+    def add_dense_steps(self, count: int) -> None:
+        """Add reference steps at the full dense cost: spent, but no part of the baseline."""
+        if count < 0:
+            raise ValueError(f"the number of dense steps must be at least 0, not {count}")
+        self._dense_steps += count
+
+    @property
+    def spent_macs(self) -> float:
+        """MACs spent so far on one sample a step."""
+        return math.fsum(self._spent(self._known_profile()).values())
+
+    @property
+    def train_fraction(self) -> float:
+        """Train F: what was spent over what the dense baseline spends; nan before the first step."""
+        profile = self._known_profile()
+        spent = math.fsum(self._spent(profile).values())
+        return _ratio(spent, self._baseline() * sum(layer.macs * self._passes(layer) for layer in profile.layers))
+
+    def layer_train_fractions(self) -> dict[str, float]:
+        """Train F of every layer of the profile by itself."""
+        profile = self._known_profile()
+        spent = self._spent(profile)
+        baseline = self._baseline()
+        return {layer.name: _ratio(spent[layer.name], baseline * layer.macs * self._passes(layer)) for layer in profile.layers}
+
+    def test_fraction(self, densities: Sequence[float]) -> float:
+        """Test F: inference MACs at the given densities of the sparsified layers over dense MACs."""
+        profile = self._known_profile()
+        if len(densities) != len(self.layer_names):
+            raise ValueError(f"{len(densities)} densities for {len(self.layer_names)} sparsified layers")
+        reached = {layer.name for layer in profile.layers} | {layer.tied_to for layer in profile.layers}
+        pairs = zip(self.layer_names, densities, strict=True)
+        return profile.inference_fraction({name: float(density) for name, density in pairs if name in reached})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers; exact."""
+        return {
+            "layer_names": list(self.layer_names),
+            "steps": self._steps,
+            "dense_steps": self._dense_steps,
+            "sums": self._sums.tolist(),
+            "profile": None if self.profile is None else [asdict(layer) for layer in self.profile.layers],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved ledger of the same layers; a profile known here is kept when none was saved."""
+        missing = [key for key in self.state_dict() if key not in state]
+        if missing:
+            raise ValueError(f"the ledger's state lacks {', '.join(missing)}")
+        saved = tuple(state["layer_names"])
+        if saved != self.layer_names:
+            only_saved = [name for name in saved if name not in self.layer_names]
+            only_here = [name for name in self.layer_names if name not in saved]
+            raise ValueError(
+                f"the saved ledger is of other layers: only saved: {only_saved}, only here: {only_here}"
+                + ("" if only_saved or only_here else "; their order differs")
+            )
+        self._steps = int(state["steps"])
+        self._dense_steps = int(state["dense_steps"])
+        sums = torch.tensor(state["sums"], dtype=torch.float64)
+        self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
+        if state["profile"] is not None:
+            self.profile = Profile(tuple(_layer_from(row) for row in state["profile"]))
+
+    def _known_profile(self) -> Profile:
+        if self.profile is None:
+            raise RuntimeError(
+                "the MACs are not known yet: pass example_input to sparsify, or run one eager forward pass first"
+            )
+        return self.profile
+
+    def _baseline(self) -> int:
+        return self._steps if self.baseline_steps is None else self.baseline_steps
+
+    def _passes(self, layer: LayerCost) -> int:
+        return _PASSES if self._has_input_gradient(layer) else _PASSES - 1
+
+    def _has_input_gradient(self, layer: LayerCost) -> bool:
+        return self.convention == "paper" or not layer.first
+
+    def _spent(self, profile: Profile) -> dict[str, float]:
+        """MACs by layer: macs x summed densities, reference steps included."""
+        columns = dict(zip(self.layer_names, zip(*self._sums.tolist(), strict=True), strict=True))
+        dense = (float(self._steps),) * _PASSES
+        spent = {}
+        for layer in profile.layers:
+            by_tie = columns.get(layer.tied_to, dense) if layer.tied_to else dense
+            forward, input_gradient, weight_gradient = columns.get(layer.name, by_tie)
+            density_steps = forward + weight_gradient
+            if self._has_input_gradient(layer):
+                density_steps += input_gradient
+            spent[layer.name] = layer.macs * (density_steps + self._dense_steps * self._passes(layer))
+        return spent
+
+
+def _ratio(spent: float, baseline: float) -> float:
+    return spent / baseline if baseline else math.nan
+
+
+def _layer_from(row: Mapping[str, Any]) -> LayerCost:
+    shape = row["shape"]
+    return LayerCost(**{**row, "shape": None if shape is None else tuple(shape)})

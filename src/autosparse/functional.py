@@ -1,0 +1,115 @@
+"""The equations: soft threshold with annealed gradient, mask with gated gradient, power reparametrisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+THRESHOLD_FUNCTIONS = ("sigmoid", "exp", "identity")
+
+
+def soft_threshold(
+    weight: Tensor, threshold: Tensor | float, gate: Tensor | float = 0.0, reach: Tensor | float | None = None
+) -> Tensor:
+    """sign(w) * relu(|w| - T), with Gradient Annealing in the backward pass (eq. 1, eq. 5, Appendix A).
+
+    Pruned weights receive gate * G, gate in [0, 1]: 0 is STR, 1 the straight-through estimator. With `reach`, those with
+    |w| < reach receive nothing (eq. 6). A negative threshold prunes nothing.
+    """
+    bound = None if reach is None else _like(reach, weight)
+    effective: Tensor = _SoftThreshold.apply(weight, _like(threshold, weight), _like(gate, weight), bound)  # type: ignore[no-untyped-call]
+    return effective
+
+
+def gated_mask(weight: Tensor, active: Tensor, gate: Tensor | float = 0.0, receives: Tensor | None = None) -> Tensor:
+    """w * active for a mask from outside; pruned weights receive gate * G, only where `receives` if that is given."""
+    effective: Tensor = _GatedMask.apply(weight, active, _like(gate, weight), receives)  # type: ignore[no-untyped-call]
+    return effective
+
+
+def power(weight: Tensor, exponent: float) -> Tensor:
+    """PowerPropagation: v * |v|^(a - 1)."""
+    return weight * weight.abs().pow(exponent - 1)
+
+
+def power_inverse(weight: Tensor, exponent: float) -> Tensor:
+    """The v whose power(v, a) is `weight`."""
+    return weight.sign() * weight.abs().pow(1 / exponent)
+
+
+def is_active(weight: Tensor, threshold: Tensor) -> Tensor:
+    """Where the soft threshold leaves a non-zero, decided in the weight's own precision as the forward pass does."""
+    return weight.abs() > threshold.to(weight.dtype).clamp_min(0)
+
+
+def threshold_value(s: Tensor, function: str) -> Tensor:
+    """T = g(s)."""
+    if function == "sigmoid":
+        return torch.sigmoid(s)
+    return s.exp() if function == "exp" else s
+
+
+def threshold_inverse(threshold: Tensor, function: str) -> Tensor:
+    """The s with g(s) = T; T is kept inside the range of g, so an all-zero layer gives a finite s."""
+    if function == "sigmoid":
+        return torch.logit(threshold.clamp(1e-12, 1 - 1e-6))
+    return threshold.clamp_min(1e-12).log() if function == "exp" else threshold
+
+
+# Written for few passes over memory and few temporaries: comparisons made in place on floats and maximum() are several
+# times faster than boolean masks and torch.where on a CPU, and max(active, gate) is exact for a gate in [0, 1].
+
+
+def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tensor:
+    """G_I = 1 on active weights, gate on the pruned ones (0 outside `receives`); overwrites `active`."""
+    gate = gate.to(active.dtype)
+    return torch.maximum(active, gate if receives is None else gate * receives, out=active)
+
+
+class _SoftThreshold(torch.autograd.Function):
+    @staticmethod
+    def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
+        bound = threshold.to(weight.dtype).clamp_min(0)
+        clipped = torch.maximum(weight, -bound)
+        torch.minimum(clipped, bound, out=clipped)
+        return torch.sub(weight, clipped, out=clipped)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        weight, threshold, gate, reach = ctx.saved_tensors
+        receives = None if reach is None else weight.abs().ge_(reach.to(weight.dtype))
+        active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
+        scaled = _gradient_map(active, gate, receives).mul_(grad)
+        if not ctx.needs_input_grad[1]:
+            return scaled, None, None, None
+        signed = weight.sign().mul_(scaled)
+        if threshold.numel() == 1:
+            return scaled, -signed.sum(dtype=threshold.dtype).reshape(threshold.shape), None, None
+        return scaled, -signed.to(threshold.dtype).sum_to_size(threshold.shape), None, None
+
+
+class _GatedMask(torch.autograd.Function):
+    @staticmethod
+    def forward(weight: Tensor, active: Tensor, gate: Tensor, receives: Tensor | None) -> Tensor:
+        return weight * active
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        active, gate, receives = ctx.saved_tensors
+        return _gradient_map(active.to(grad.dtype, copy=True), gate, receives).mul_(grad), None, None, None
+
+
+def _like(value: Tensor | float, weight: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.full((1,), value, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)

@@ -1,0 +1,108 @@
+"""One sparsified tensor of a model, looked up at every use: no reference to a parameter is ever kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from autosparse.parametrizations import SparseParametrization
+from autosparse.tensors import whole
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor sits: a module and the tensor's name in it."""
+
+    module: nn.Module
+    module_name: str
+    tensor: str
+
+    @property
+    def name(self) -> str:
+        """The layer's name: the module's for a `weight`, the full name for any other tensor."""
+        if self.tensor == "weight" and self.module_name:
+            return self.module_name
+        return f"{self.module_name}.{self.tensor}".lstrip(".")
+
+    @property
+    def key(self) -> str:
+        """The tensor's key in a plain state_dict."""
+        return f"{self.module_name}.{self.tensor}".lstrip(".")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A tensor with a parametrization; tied tensors are one layer in several places."""
+
+    places: tuple[Place, ...]
+    shape: torch.Size
+
+    @property
+    def name(self) -> str:
+        return self.places[0].name
+
+    @property
+    def kind(self) -> str:
+        return next(
+            t.__name__ for t in type(self.places[0].module).__mro__ if not t.__name__.startswith(("Parametrized", "FSDP"))
+        )
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def channel_dim(self) -> int:
+        """The dimension of the output channels."""
+        return 1 if isinstance(self.places[0].module, _TRANSPOSED) else 0
+
+    @property
+    def attached(self) -> bool:
+        place = self.places[0]
+        return parametrize.is_parametrized(place.module, place.tensor)
+
+    @property
+    def stored(self) -> Tensor:
+        """The parameter that the optimizer trains; a sharded tensor under FSDP2."""
+        place = self.places[0]
+        if self.attached:
+            return self._list().original
+        found = place.module._parameters[place.tensor]
+        assert found is not None
+        return found
+
+    @property
+    def parametrization(self) -> SparseParametrization:
+        found = self._list()[0]
+        assert isinstance(found, SparseParametrization)
+        return found
+
+    def _list(self) -> parametrize.ParametrizationList:
+        place = self.places[0]
+        found = place.module.parametrizations[place.tensor]  # type: ignore[index]
+        assert isinstance(found, parametrize.ParametrizationList)
+        return found
+
+    def weight(self) -> Tensor:
+        """The stored weight, whole and detached."""
+        return whole(self.stored.detach())
+
+    def effective(self) -> Tensor:
+        """The weight that the forward pass sees, whole and detached."""
+        with torch.no_grad():
+            return self.parametrization(self.weight()) if self.attached else self.weight()
+
+    def active(self) -> Tensor:
+        """Where the effective weight is not zero."""
+        weight = self.weight()
+        return self.parametrization.active(weight) if self.attached else weight != 0
+
+    def attach(self, parametrization: SparseParametrization) -> None:
+        for place in self.places:
+            # unsafe: the checks would run the parametrization once more, and cannot run on the meta device
+            parametrize.register_parametrization(place.module, place.tensor, parametrization, unsafe=True)

@@ -1,0 +1,55 @@
+"""Networks in plain torch; they know nothing of sparsity."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from autosparse.models.checks import near_misses
+from autosparse.models.cifar_resnet import resnet20, resnet32
+from autosparse.models.mobilenet import mobilenet_v1
+from autosparse.models.resnet import resnet50
+from autosparse.models.small import small_conv, small_transformer
+from autosparse.models.transformer import transformer
+
+__all__ = [
+    "build",
+    "list_models",
+    "mobilenet_v1",
+    "resnet20",
+    "resnet32",
+    "resnet50",
+    "small_conv",
+    "small_transformer",
+    "transformer",
+]
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mobilenet_v1": mobilenet_v1,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet50": resnet50,
+    "small_conv": small_conv,
+    "small_transformer": small_transformer,
+    "transformer": transformer,
+}
+
+
+def list_models() -> tuple[str, ...]:
+    """The names that `build` knows, in alphabetical order."""
+    return tuple(sorted(_BUILDERS))
+
+
+def build(name: str, **arguments: Any) -> nn.Module:
+    """The named network; an unknown name or argument is an error that lists what is allowed."""
+    if name not in _BUILDERS:
+        known = list_models()
+        raise ValueError(f"unknown model {name!r}.{near_misses(str(name), known)} Known models: {', '.join(known)}")
+    builder = _BUILDERS[name]
+    allowed = list(inspect.signature(builder).parameters)
+    for argument in arguments:
+        if argument not in allowed:
+            hint = near_misses(argument, allowed)
+            raise TypeError(f"{name} has no argument {argument!r}.{hint} Its arguments: {', '.join(allowed)}")
+    return builder(**arguments)

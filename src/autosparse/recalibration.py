@@ -1,0 +1,55 @@
+"""Batch-norm statistics made anew after weights or thresholds were edited outside training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
+    """Renew running means and variances as the average over the batches; weights do not change.
+
+    A batch is what the model takes: a tensor, a dict of keyword inputs, or a tuple or list whose first element is the input.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        raise ValueError("the model has no batch norm with running statistics: there is nothing to recalibrate")
+    modes = {module: module.training for module in model.modules()}
+    momenta = {norm: norm.momentum for norm in norms}
+    saved = {norm: {name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms}
+    seen, finished = 0, False
+    try:
+        model.eval()  # dropout stays off; only the norms learn
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain average over all batches
+        device = next(model.parameters()).device
+        with torch.no_grad():
+            for batch in batches:
+                seen += 1
+                _forward(model, batch, device)
+        finished = seen > 0
+    finally:
+        for norm in norms:
+            norm.momentum = momenta[norm]
+            if not finished:
+                for name, buffer in norm.named_buffers():
+                    buffer.copy_(saved[norm][name])
+        for module, training in modes.items():
+            module.training = training
+    if not seen:
+        raise ValueError("batches is empty: the statistics were left as they were")
+    return model
+
+
+def _forward(model: nn.Module, batch: Any, device: torch.device) -> None:
+    if isinstance(batch, dict):
+        model(**{name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()})
+        return
+    value = batch[0] if isinstance(batch, tuple | list) else batch
+    model(value.to(device))

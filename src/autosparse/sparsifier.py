@@ -1,0 +1,469 @@
+"""Sparsifier: attaches a method to a model; owns time, state and the way back to a plain model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autosparse import checkpoint, plain
+from autosparse.autotune import AlphaTuner, TargetController
+from autosparse.binding import Binding, unwrap
+from autosparse.compute import Compute
+from autosparse.cost import Ledger, Profile, Recorder, profile
+from autosparse.groups import build_groups, check_optimizers, find_groups
+from autosparse.guard import Event, Guard, GuardState, densities_to_restore
+from autosparse.layer import Layer
+from autosparse.methods.base import Method
+from autosparse.selection import Patterns, select
+from autosparse.summary import LayerReport, Report
+from autosparse.tensors import is_sharded, mean_over_ranks, whole
+from autosparse.warning import warn
+
+_ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
+
+
+def sparsify(
+    model: nn.Module,
+    method: Method,
+    *,
+    epochs: int,
+    steps_per_epoch: int,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    example_input: Any = None,
+    seed: int = 0,
+    density_floor: float = 0.01,
+    guard: str | None = "hold",
+    guard_every: int | None = None,
+    convention: str = "paper",
+    baseline_epochs: int | None = None,
+) -> Sparsifier:
+    """Attach a method to a model, in place; the model stays the user's own class."""
+    if not isinstance(method, Method):
+        raise TypeError(f"sparsify takes a method such as AutoSparse(alpha=0.75), got {method!r}")
+    _refuse_wrapped(model)
+    limits = None if guard is None else Guard(policy=guard, floor=density_floor, every=guard_every)  # type: ignore[arg-type]
+    layers = select(model, include, exclude)
+    dense = set(method.keeps_dense([layer.name for layer in layers]))
+    layers = [layer for layer in layers if layer.name not in dense]
+    return Sparsifier(model, method, layers, epochs, steps_per_epoch, example_input, seed, limits, convention, baseline_epochs)
+
+
+class Sparsifier:
+    """A method at work on a model. Made by `sparsify`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        layers: Sequence[Layer],
+        epochs: int,
+        steps_per_epoch: int,
+        example_input: Any,
+        seed: int,
+        limits: Guard | None,
+        convention: str,
+        baseline_epochs: int | None,
+    ) -> None:
+        for name, value in (
+            ("epochs", epochs),
+            ("steps_per_epoch", steps_per_epoch),
+            ("baseline_epochs", baseline_epochs),
+        ):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} = {value!r}; it must be a whole number of at least 1")
+        self.model = model
+        self.method = method
+        self.layers = list(layers)
+        self.epochs = epochs
+        self.steps_per_epoch = steps_per_epoch
+        self.epoch = 0
+        self.step = 0
+        self.memory: dict[
+            str, Any
+        ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
+        self.history: list[dict[str, Any]] = []
+        self.generator = torch.Generator().manual_seed(seed)
+        self.guard = GuardState(limits) if limits and method.about.budget == "learned" else None
+        self.controller: TargetController | None = None
+        self.tuner: AlphaTuner | None = None
+        baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
+        self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
+        self._compute = Compute()
+        self._binding: Binding | None = None
+        self._pending: Tensor | None = None
+        self._steps_at_epoch_start = 0
+        self._checked_first_step = False
+        self._settled: plain.Fingerprint | None = None
+        method.check(self)
+        self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
+        self._recorder = None if example_input is not None else Recorder(model)
+        if example_input is not None:
+            self.ledger.set_profile(profile(model, example_input))
+        for layer in self.layers:
+            layer.attach(method.parametrization(layer, self))
+        self._alpha = method.annealed(self)
+        self._started = False
+        self._start()
+
+    # ------------------------------------------------------------------------------------------------ what a run says
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def alpha(self) -> float:
+        """What pruned weights receive of their gradient in this epoch."""
+        return self._alpha
+
+    def densities(self) -> list[float]:
+        """The fraction of non-zeros of every layer, in the order of `layers`; one sync."""
+        return (self._counts() / self._sizes()).tolist()
+
+    def sparsity(self) -> float:
+        """The fraction of zeros over all sparsified weights."""
+        total = sum(layer.numel for layer in self.layers)
+        return 1 - float(self._counts().sum()) / total
+
+    @property
+    def cost(self) -> RunCost:
+        """The FLOPs ledger: Train F and Test F."""
+        self._take_profile()
+        return RunCost(self)
+
+    def report(self) -> Report:
+        """Per layer and overall: the only source of such numbers."""
+        self._take_profile()
+        macs = {} if self.ledger.profile is None else {layer.name: layer.macs for layer in self.ledger.profile.layers}
+        counts = [int(count) for count in self._counts().tolist()]
+        rows = []
+        for layer, count in zip(self.layers, counts, strict=True):
+            values = layer.parametrization.threshold_values() if layer.attached else None
+            threshold = None if values is None else float(values.double().mean())
+            known = None if self.ledger.profile is None else macs.get(layer.name, 0)
+            rows.append(LayerReport(layer.name, layer.kind, layer.numel, layer.numel - count, threshold, known))
+        profiled = self.ledger.profile is not None
+        return Report(
+            method=self.method.about.name,
+            step=self.step,
+            epoch=self.epoch,
+            epochs=self.epochs,
+            layers=tuple(rows),
+            train_fraction=self.cost.train_fraction if profiled and self.step else None,
+            test_fraction=self.cost.test_fraction if profiled else None,
+            compute=str(self._compute),
+            notes=tuple(self.method.notes(self)),
+            events=tuple(str(event) for event in self.events),
+            history=tuple(self.history),
+            controller=tuple(self.controller.history) if self.controller else (),
+        )
+
+    @property
+    def events(self) -> list[Event]:
+        """What the guard has seen."""
+        return list(self.guard.events) if self.guard else []
+
+    def compute(self, mode: str) -> None:
+        """How sparsified layers run: "auto", "dense" or "sparse"."""
+        self._compute.choose(mode)
+
+    # ------------------------------------------------------------------------------------------------ the training loop
+
+    def thresholds(self) -> list[nn.Parameter]:
+        """The method's own learned tensors (thresholds, scores), as they are now."""
+        return [parameter for layer in self.layers for parameter in layer.parametrization.parameters()]
+
+    def param_groups(
+        self, groups: Iterable[Any] | None = None, weight_decay: float = 0.0, threshold_decay: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Optimizer groups: the model's parameters (or the user's own groups), and the thresholds in one of their own."""
+        decay = self.method.learned_decay(weight_decay) if threshold_decay is None else threshold_decay
+        return build_groups(self.model, self.thresholds(), groups, weight_decay, decay)
+
+    def bind(self, *optimizers: Any) -> None:
+        """Listen to the optimizer's steps; several optimizers that step together are bound in one call."""
+        self._require_attached()
+        unwrapped = [unwrap(optimizer) for optimizer in optimizers]
+        if not unwrapped:
+            raise TypeError("bind needs the optimizer that trains the model")
+        check_optimizers(unwrapped, self._named_thresholds())
+        if not self.method.shardable and any(is_sharded(layer.stored) for layer in self.layers):
+            raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
+        if self._binding:
+            self._binding.remove()
+        self._binding = Binding(unwrapped, self._before_step, self._after_step)
+        self._start()
+        self._push()
+
+    def gradient(self, layer: Layer) -> Tensor:
+        """The gradient of a layer's stored weight, whole and unscaled."""
+        gradient = layer.stored.grad
+        if gradient is None:
+            raise RuntimeError(f"{layer.name} has no gradient: the method needs one at this step")
+        scale = self._binding.scale() if self._binding else 1.0
+        return whole(gradient) if scale == 1.0 else whole(gradient) / scale
+
+    def optimizer_state(self, layer: Layer) -> dict[str, Any]:
+        """The optimizer's state of a layer's stored weight."""
+        return self._binding.state_of(layer.stored) if self._binding else {}
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that this Sparsifier listens to."""
+        return list(self._binding.optimizers) if self._binding else []
+
+    def restart(self) -> None:
+        """Begin time anew, for methods that train in rounds; costs go on adding up."""
+        self.epoch = self.step = self._steps_at_epoch_start = 0
+        self._alpha = self.method.annealed(self)
+        self._push()
+
+    def penalty(self) -> Tensor | float:
+        """The method's regulariser, to be added to the loss; 0 for methods without one."""
+        return self.method.penalty(self)
+
+    def end_epoch(self, loss: float | Tensor | None = None) -> None:
+        """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
+        self._require_attached()
+        value = None if loss is None else float(loss)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the loss of epoch {self.epoch} is {value}: nothing was changed; look for the step that diverged")
+        taken = self.step - self._steps_at_epoch_start
+        if not taken:
+            raise RuntimeError("no optimizer step was seen in this epoch: call sp.bind(optimizer) before training")
+        device = self.layers[0].stored.device
+        value = None if value is None else mean_over_ranks(value, device)
+        if self.epoch == 0 and taken != self.steps_per_epoch:
+            warn(
+                f"the first epoch had {taken} optimizer steps, steps_per_epoch is {self.steps_per_epoch}: schedules and costs "
+                "count optimizer steps (batches divided by gradient accumulation)"
+            )
+        self.method.end_epoch(self, value)
+        self.epoch += 1
+        self._steps_at_epoch_start = self.step
+        self._alpha = self.method.annealed(self)
+        self._push()
+        self._record(value)
+        self._settled = plain.fingerprint(self.model, self.layers, self.step)
+
+    def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor]) -> None:
+        """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
+        self.method.score(self, batches, loss_fn)
+        self._push()
+
+    def next_round(self, *optimizers: Any) -> bool:
+        """Begin the next round of a method that trains in rounds; False when the last one is done."""
+        more = self.method.next_round(self)
+        if more:
+            self.bind(*optimizers)
+        return more
+
+    # ------------------------------------------------------------------------------------------------ plain models
+
+    def load_dense(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load a plain checkpoint; before the first step thresholds and masks start anew from its weights."""
+        self._require_attached()
+        plain.load(self.model, self.layers, state_dict)
+        if self.step == 0:
+            self._started = False
+            self._start()
+
+    def dense_state_dict(self) -> dict[str, Tensor]:
+        """The plain state with zeros baked in, at any time; training is not disturbed. Collective under FSDP2."""
+        return plain.state(self.model, self.layers, self._plain_keys)
+
+    def finalize(self) -> nn.Module:
+        """Remove the parametrizations and bake the zeros in; the model is plain again, with the keys it had."""
+        self._require_attached()
+        if self._settled:
+            self._settled.warn_if_edited(self.model, self.layers, self.step)
+        self._take_profile()
+        self.method.detach(self)
+        plain.bake(self.layers, self._orders)
+        if self._binding:
+            self._binding.remove()
+            self._binding = None
+        return self.model
+
+    # ------------------------------------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact resume needs besides the model's and the optimizer's own state."""
+        return checkpoint.save(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a run; a state of another method, other layers or another version is refused."""
+        self._require_attached()
+        checkpoint.load(self, state)
+        self._started = True
+        self._alpha = self.method.annealed(self)
+        self._push()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hooks belong to the original's optimizer: a copy is bound to its own.
+        return {**self.__dict__, "_binding": None, "generator": self.generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = torch.Generator()
+        generator.set_state(state["generator"])
+        self.__dict__.update(state, generator=generator)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _start(self) -> None:
+        """Initial thresholds or masks; a model built on the meta device waits until it has weights."""
+        if not self._started and not any(layer.stored.is_meta for layer in self.layers):
+            self.method.start(self)
+            self._started = True
+            if self.guard:
+                self._check_guard(self.guard)
+            self._push()
+
+    def _push(self) -> None:
+        """Give every layer its gate."""
+        gate = self.method.gate(self)
+        for layer in self.layers:
+            held = self.guard is not None and layer.name in self.guard.escaped
+            layer.parametrization.gate.fill_(0.0 if held else gate)
+
+    def _before_step(self) -> bool:
+        for name, threshold in self._named_thresholds().items():
+            if torch.finfo(threshold.dtype).bits < 32:
+                raise RuntimeError(
+                    f"{name} was cast to {threshold.dtype}: its small changes would be rounded away; "
+                    "cast the model before sparsify"
+                )
+        if not self._checked_first_step:
+            self._check_first_step()
+        self._take_profile()
+        density = self._counts().double() / self._sizes()
+        self._pending = torch.stack(self.method.passes(density, self))
+        return self.method.before_step(self)
+
+    def _after_step(self) -> None:
+        assert self._pending is not None
+        self.ledger.add(self._pending)
+        self.step += 1
+        if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
+            self._check_guard(self.guard)
+        self.method.after_step(self)
+        self._push()
+
+    def _check_guard(self, guard: GuardState) -> None:
+        largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max().float() for layer in self.layers])
+        both = torch.stack([self._counts().double() / self._sizes(), largest.double()]).tolist()
+        names = [layer.name for layer in self.layers]
+        found = guard.check(self.step, names, both[0], both[1])
+        restore = densities_to_restore(found)
+        for layer in self.layers:
+            if layer.name in restore:
+                layer.parametrization.limit_density(layer.weight(), restore[layer.name])
+        for event in found:
+            if event.count == 1 and event.action == "warned":
+                warn(str(event))
+
+    def _check_first_step(self) -> None:
+        assert self._binding is not None
+        self._checked_first_step = True
+        self.method.ready(self)
+        self._push()
+        named = self._named_thresholds()
+        check_optimizers(self._binding.optimizers, named)
+        if self.method.needs_decay() and named:
+            groups = find_groups(self._binding.optimizers, named.values())
+            if all(not group.get("weight_decay", 0) for group in groups):
+                warn(
+                    "the thresholds have no weight decay, and decay is what makes them rise: hardly anything will be pruned. "
+                    "Use sp.param_groups(weight_decay=...), threshold_decay=autosparse.threshold_decay(total=8, lrs=...), "
+                    "or a target_sparsity."
+                )
+
+    def _record(self, loss: float | None) -> None:
+        densities = self.densities()
+        sizes = [layer.numel for layer in self.layers]
+        zeros = sum((1 - density) * size for density, size in zip(densities, sizes, strict=True))
+        sparsity = zeros / sum(sizes)
+        thresholds = [layer.parametrization.threshold_values() for layer in self.layers]
+        means = [None if value is None else value.double().mean() for value in thresholds]
+        stacked = (
+            torch.stack([value for value in means if value is not None]).tolist() if any(v is not None for v in means) else []
+        )
+        values = iter(stacked)
+        self.history.append(
+            {
+                "epoch": self.epoch,
+                "step": self.step,
+                "loss": loss,
+                "alpha": self._alpha,
+                "sparsity": sparsity,
+                "densities": densities,
+                "thresholds": [None if value is None else next(values) for value in means],
+            }
+        )
+        if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
+            warn(
+                f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs. Start sparser (start_sparsity=0.3), "
+                "raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), or set target_sparsity."
+            )
+
+    def _counts(self) -> Tensor:
+        """Active weights of every layer, as one tensor on the model's device: no sync."""
+        return torch.stack([torch.count_nonzero(layer.active()) for layer in self.layers])
+
+    def _sizes(self) -> Tensor:
+        return torch.tensor([layer.numel for layer in self.layers], dtype=torch.float64, device=self.layers[0].stored.device)
+
+    def _named_thresholds(self) -> dict[str, nn.Parameter]:
+        found = {}
+        for layer in self.layers:
+            for name, parameter in layer.parametrization.named_parameters():
+                found[f"{layer.name}: {name}"] = parameter
+        return found
+
+    def _take_profile(self) -> None:
+        if self._recorder and self._recorder.profile is not None:
+            self.ledger.set_profile(self._recorder.profile)
+            self._recorder = None
+
+    def _require_attached(self) -> None:
+        if not self.layers[0].attached:
+            raise RuntimeError("this Sparsifier is finalized: the model is plain; sparsify it again to go on")
+
+
+class RunCost:
+    """Costs of a run as fractions of the dense run's."""
+
+    def __init__(self, run: Sparsifier) -> None:
+        self._run = run
+
+    @property
+    def train_fraction(self) -> float:
+        """Train F: FLOPs spent in training over those of the dense baseline."""
+        return self._run.ledger.train_fraction
+
+    @property
+    def test_fraction(self) -> float:
+        """Test F: FLOPs of one forward pass over the dense one's."""
+        return self._run.ledger.test_fraction(self._run.densities())
+
+    @property
+    def profile(self) -> Profile | None:
+        """MACs of every layer of the dense model, once known."""
+        return self._run.ledger.profile
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    wrappers = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
+    for module in model.modules():
+        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        if isinstance(module, wrappers) or compiled:
+            raise ValueError(f"the model is wrapped already ({type(module).__name__}); {_ORDER}")

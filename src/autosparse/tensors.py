@@ -1,0 +1,88 @@
+"""Tensor work shared by all rooms: exact k-th values and counts, and sharded tensors read and written as whole ones."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SAMPLE = 20_000
+
+
+def kth_smallest(values: Tensor, k: int) -> Tensor:
+    """The k-th smallest element (k counts from 1), exact; a strided sample brackets it, so large tensors need no sort."""
+    flat = values.reshape(-1)
+    if not 1 <= k <= flat.numel():
+        raise ValueError(f"k = {k} is outside 1..{flat.numel()}")
+    if flat.numel() < 8 * SAMPLE:
+        return flat.kthvalue(k).values
+    sample = flat[:: flat.numel() // SAMPLE].sort().values
+    middle = k / flat.numel()
+    spread = 4 * (middle * (1 - middle) / sample.numel()) ** 0.5 + 2 / sample.numel()
+    low = sample[max(0, int((middle - spread) * sample.numel()))]
+    high = sample[min(sample.numel() - 1, int((middle + spread) * sample.numel()))]
+    inside = (flat >= low) & (flat <= high)
+    below = int(torch.count_nonzero(flat < low))
+    bracket = flat[inside]
+    if below < k <= below + bracket.numel():
+        return bracket.kthvalue(k - below).values
+    return flat.kthvalue(k).values
+
+
+def top_mask(scores: Tensor, count: int) -> Tensor:
+    """Exactly `count` True where the scores are largest; ties go to the lower index."""
+    total = scores.numel()
+    if count <= 0 or count >= total:
+        return torch.full(scores.shape, count > 0, dtype=torch.bool, device=scores.device)
+    flat = scores.reshape(-1)
+    cut = kth_smallest(flat, total - count + 1)
+    mask = flat > cut
+    missing = count - int(torch.count_nonzero(mask))
+    tied = torch.nonzero(flat == cut).reshape(-1)
+    mask[tied[:missing]] = True
+    return mask.reshape(scores.shape)
+
+
+def split_at(magnitudes: Tensor, below: int) -> Tensor:
+    """A bound with `below` of the magnitudes under it: midway to the next one, so that rounding cannot move a weight."""
+    flat = magnitudes.reshape(-1)
+    if below <= 0:
+        return torch.zeros((), dtype=flat.dtype, device=flat.device)
+    lower = kth_smallest(flat, min(below, flat.numel()))
+    if below >= flat.numel():
+        return lower
+    return (lower + kth_smallest(flat, below + 1)) / 2
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded parameter (a collective call), any other tensor as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Write a whole tensor into a parameter or buffer, sharded or not."""
+    with torch.no_grad():
+        if hasattr(target, "full_tensor"):
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(target, DTensor)
+            value = distribute_tensor(value.to(target.dtype), target.device_mesh, target.placements)
+        target.copy_(value)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def mean_over_ranks(value: float, device: torch.device) -> float:
+    """The mean of one float over all processes; the float itself in a single process."""
+    if ranks() == 1:
+        return value
+    # nccl reduces device tensors only, gloo the CPU's: the model's device fits both
+    total = torch.tensor([value], dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+    dist.all_reduce(total)
+    return float(total) / ranks()

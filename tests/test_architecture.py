@@ -1,0 +1,74 @@
+"""The house keeps its shape: imports point one way, files stay small, nothing depends on one machine."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "examples", "benchmarks", "docs", ".ci")
+TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".cpp", ".h", ".cmake"}
+MAX_LINES = 400
+# The roots of home and scratch folders, put together from parts so that this file does not match itself.
+MACHINE_PATH = re.compile("(?<![A-Za-z0-9_.~-])/" + "(home|root|Users|work|tmp|opt|mnt)/" + r"[\w.-]+|[A-Z]:\\Users\\")
+
+
+def project_files() -> list[Path]:
+    """Every text file of the project, whether or not it is committed."""
+    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    chosen = [path for path in inside + top if path.suffix in TEXT or path.name in ("Makefile", "run")]
+    return sorted(path for path in chosen if "__pycache__" not in path.parts)
+
+
+def lint_imports(project: Path, sources: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter's verdict on a project, by the contracts in its pyproject.toml."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo"]
+    environment = {**os.environ, "PYTHONPATH": str(sources)}
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_imports_point_one_way() -> None:
+    verdict = lint_imports(ROOT, ROOT / "src")
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    assert " 0 broken" in verdict.stdout
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"), [("schedules", "autosparse.cli"), ("models", "autosparse.tensors"), ("autotune", "torch")]
+)
+def test_a_forbidden_import_is_noticed(room: str, forbidden: str, tmp_path: Path) -> None:
+    package = tmp_path / "autosparse"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for module in ("cli", "schedules", "models", "tensors", "autotune", "distributions"):
+        (package / f"{module}.py").write_text(f"import {forbidden}\n" if module == room else "")
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    verdict = lint_imports(tmp_path, tmp_path)
+    assert verdict.returncode == 1, verdict.stdout + verdict.stderr
+    assert f"autosparse.{room} -> {forbidden}" in verdict.stdout
+
+
+@pytest.mark.parametrize("folder", ["src", "examples"])
+def test_files_are_small(folder: str) -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert lengths
+    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines >= MAX_LINES} == {}
+
+
+def test_no_paths_of_one_machine() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in project_files()
+        for match in MACHINE_PATH.finditer(path.read_text())
+    }
+    assert found == set()
+
+
+def test_the_path_pattern_sees_machine_paths() -> None:
+    assert MACHINE_PATH.search("open('/" + "home/someone/data.csv')")
+    assert MACHINE_PATH.search("C:" + "\\Users\\someone")
+    assert not MACHINE_PATH.search("read /proc/cpuinfo, src/work/x or ../tmp/y")
