@@ -61,9 +61,7 @@ def test_files_are_small(folder: str) -> None:
 
 def test_no_paths_of_one_machine() -> None:
     found = {
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in project_files()
-        for match in MACHINE_PATH.finditer(path.read_text())
+        f"{path.relative_to(ROOT)}: {match[0]}" for path in project_files() for match in MACHINE_PATH.finditer(path.read_text())
     }
     assert found == set()
 

@@ -154,9 +154,7 @@ class TestReferenceRecorder:
 
 
 class TestAlphaTuner:
-    @pytest.mark.parametrize(
-        ("factor", "down", "alpha"), [(2.0, 0.005, 0.7757), (0.5, 0.005, 0.4779), (0.5, 0.01, 0.4568)]
-    )
+    @pytest.mark.parametrize(("factor", "down", "alpha"), [(2.0, 0.005, 0.7757), (0.5, 0.005, 0.4779), (0.5, 0.01, 0.4568)])
     def test_reach_of_nine_epochs(self, factor: float, down: float, alpha: float) -> None:
         assert run(tuner(down=down), factor).alpha == pytest.approx(alpha, abs=5e-5)
 
@@ -222,9 +220,7 @@ class TestAlphaTuner:
         with pytest.raises(ValueError, match="expected the loss of epoch 1 and was given epoch 12"):
             tuned.observe(12, 1.0)
 
-    @pytest.mark.parametrize(
-        ("epoch", "factor"), [(9, 1.0), (10, 0.999702), (11, 0.998809), (88, 0.042296), (89, 0.035622)]
-    )
+    @pytest.mark.parametrize(("epoch", "factor"), [(9, 1.0), (10, 0.999702), (11, 0.998809), (88, 0.042296), (89, 0.035622)])
     def test_decay_starts_from_the_tuned_alpha(self, epoch: int, factor: float) -> None:
         tuned = run(tuner(), 2.0)
         assert tuned.alpha_at(epoch, SIGMOID_COSINE, 100) / tuned.alpha == pytest.approx(factor, abs=5e-7)

@@ -118,9 +118,7 @@ def test_the_whole_budget_is_spent(name: str, layers: list[Shape], sparsity: flo
 
 @settings(max_examples=100, deadline=None)
 @given(layers=LAYERS, sparsity=st.floats(0.0, 0.999), name=st.sampled_from(distributions.DISTRIBUTIONS))
-def test_counts_miss_the_budget_by_less_than_one_weight_a_layer(
-    name: str, layers: list[Shape], sparsity: float
-) -> None:
+def test_counts_miss_the_budget_by_less_than_one_weight_a_layer(name: str, layers: list[Shape], sparsity: float) -> None:
     shapes = {f"layer{i}": shape for i, shape in enumerate(layers)}
     active = distributions.counts(shapes, distributions.distribute(name, shapes, sparsity))
     total = sum(map(math.prod, shapes.values()))
@@ -184,6 +182,4 @@ def test_distribute_calls_the_named_one() -> None:
     for name in distributions.DISTRIBUTIONS:
         named = distributions.distribute(name, shapes, 0.8, dense=("last",))
         assert named == getattr(distributions, name)(shapes, 0.8, dense=("last",))
-    assert (
-        len({tuple(distributions.distribute(name, shapes, 0.8).values()) for name in distributions.DISTRIBUTIONS}) == 3
-    )
+    assert len({tuple(distributions.distribute(name, shapes, 0.8).values()) for name in distributions.DISTRIBUTIONS}) == 3

@@ -104,10 +104,10 @@ def test_nothing_is_restored_under_warn() -> None:
 def test_escape_is_relative_and_absolute() -> None:
     state = guard()
     names = ["tiny", "plain"]
-    state.check(0, names, [0.5, 0.5], [0.05, 0.5])
-    assert state.check(10, names, [0.5, 0.5], [1.9, 4.9]) == []  # 38 times the start, but small; under 10 times
-    events = state.check(20, names, [0.5, 0.5], [2.1, 5.1])
-    assert [(event.layer, event.value, event.limit) for event in events] == [("tiny", 2.1, 2.0), ("plain", 5.1, 5.0)]
+    state.check(0, names, [0.5, 0.5], [0.05, 0.8])
+    assert state.check(10, names, [0.5, 0.5], [4.9, 7.9]) == []  # 98 times the start, but small; under 10 times
+    events = state.check(20, names, [0.5, 0.5], [5.1, 8.1])
+    assert [(event.layer, event.value, event.limit) for event in events] == [("tiny", 5.1, 5.0), ("plain", 8.1, 8.0)]
 
 
 def test_escaped_layers_stay_until_half_the_limit() -> None:
@@ -130,7 +130,7 @@ def test_escape_factor_counts_and_zero_is_off() -> None:
     for escape, expected in ((0.0, 0), (10.0, 0), (4.0, 1)):
         state = guard(escape=escape)
         state.check(0, ["a"], [0.5], [1.0])
-        assert len(state.check(1, ["a"], [0.5], [5.0])) == expected
+        assert len(state.check(1, ["a"], [0.5], [6.0])) == expected
     off = guard(escape=0.0)
     off.check(0, ["a"], [0.5], [1.0])
     assert off.check(1, ["a"], [0.5], [1e9]) == []
@@ -190,9 +190,7 @@ def test_bad_numbers_are_refused_and_remembered_nowhere() -> None:
 
 
 CHECKS = st.lists(
-    st.tuples(
-        st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2), st.lists(st.floats(0.0, 50.0), min_size=2, max_size=2)
-    ),
+    st.tuples(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2), st.lists(st.floats(0.0, 50.0), min_size=2, max_size=2)),
     min_size=2,
     max_size=12,
 )

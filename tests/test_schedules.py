@@ -28,9 +28,7 @@ def test_sigmoid_cosine_over_100_epochs(epoch: int, factor: float) -> None:
     assert schedules.annealing("sigmoid-cosine", epoch, 100) == pytest.approx(factor, abs=5e-7)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "factor"), [(9, 1.0), (10, 0.999702), (11, 0.998809), (88, 0.042296), (89, 0.035622)]
-)
+@pytest.mark.parametrize(("epoch", "factor"), [(9, 1.0), (10, 0.999702), (11, 0.998809), (88, 0.042296), (89, 0.035622)])
 def test_decay_after_nine_tuned_epochs_of_100(epoch: int, factor: float) -> None:
     assert schedules.annealing("sigmoid-cosine", epoch - 9, 100 - 9) == pytest.approx(factor, abs=5e-7)
 

@@ -19,6 +19,7 @@ class Binding:
         self.optimizers = list(optimizers)
         self._before = before
         self._after = after
+        self._begun = False  # a GradScaler may skip the first of several optimizers and not the last
         self._handles = [
             self.optimizers[0].register_step_pre_hook(self._pre),
             self.optimizers[-1].register_step_post_hook(self._post),
@@ -44,7 +45,7 @@ class Binding:
     def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer itself
         if closure is None:
-            self._run_before()
+            self._run_before(optimizer)
             return None
         pending = [True]  # LBFGS calls the closure many times: the work belongs to the first
 
@@ -52,26 +53,29 @@ class Binding:
             loss = closure()
             if pending:
                 pending.clear()
-                self._run_before()
+                self._run_before(optimizer)
             return loss
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": after_backward}
         return (args[0], after_backward, *args[2:]), kwargs
 
-    def _run_before(self) -> None:
-        if not self._overflowed() and self._before():
-            for optimizer in self.optimizers:
-                optimizer.zero_grad(set_to_none=True)
+    def _run_before(self, optimizer: Optimizer) -> None:
+        self._begun = not _overflowed(optimizer)
+        if self._begun and self._before():
+            for each in self.optimizers:
+                each.zero_grad(set_to_none=True)
 
     def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._overflowed():
+        if self._begun and not _overflowed(optimizer):
+            self._begun = False
             self._after()
 
-    def _overflowed(self) -> bool:
-        """Fused optimizers get overflowing gradients and skip inside their step; others are not called at all."""
-        found = getattr(self.optimizers[0], "found_inf", None)
-        return found is not None and bool(found)
+
+def _overflowed(optimizer: Optimizer) -> bool:
+    """Fused optimizers get overflowing gradients and skip inside their step; others are not called at all."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def unwrap(optimizer: Any) -> Optimizer:

@@ -52,7 +52,8 @@ def check_optimizers(optimizers: Sequence[Optimizer], thresholds: Mapping[str, n
     held = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     missing = [name for name, threshold in thresholds.items() if id(threshold) not in held]
     if missing:
+        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ValueError(
-            f"the optimizer lacks {len(missing)} of {len(thresholds)} learned thresholds ({', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}): "
+            f"the optimizer lacks {len(missing)} of {len(thresholds)} learned thresholds ({shown}): "
             "make it after sparsify, from sp.param_groups(weight_decay=...)"
         )

@@ -20,6 +20,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
+_ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
+
+
 def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Layer]:
     """The layers to sparsify, in the model's own order; tied tensors are one layer."""
     everywhere = _places(model)
@@ -135,3 +138,15 @@ def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str
         places = [place, *(other for other in places if other is not place)]
         layers.append(Layer(tuple(places), parameter.shape))
     return layers
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """A compiled, parallel or sharded model came too early."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    wrappers = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
+    for module in model.modules():
+        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        if isinstance(module, wrappers) or compiled:
+            raise ValueError(f"the model is wrapped already ({type(module).__name__}); {_ORDER}")

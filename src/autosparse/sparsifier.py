@@ -10,21 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autosparse import checkpoint, plain
+from autosparse import checkpoint, plain, steering, summary
 from autosparse.autotune import AlphaTuner, TargetController
 from autosparse.binding import Binding, unwrap
 from autosparse.compute import Compute
-from autosparse.cost import Ledger, Profile, Recorder, profile
+from autosparse.cost import Ledger, Recorder, profile
 from autosparse.groups import build_groups, check_optimizers, find_groups
-from autosparse.guard import Event, Guard, GuardState, densities_to_restore
+from autosparse.guard import Event, Guard, GuardState
 from autosparse.layer import Layer
 from autosparse.methods.base import Method
-from autosparse.selection import Patterns, select
-from autosparse.summary import LayerReport, Report
+from autosparse.selection import Patterns, refuse_wrapped, select
+from autosparse.summary import Report, RunCost
 from autosparse.tensors import is_sharded, mean_over_ranks, whole
 from autosparse.warning import warn
-
-_ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
 
 
 def sparsify(
@@ -46,7 +44,7 @@ def sparsify(
     """Attach a method to a model, in place; the model stays the user's own class."""
     if not isinstance(method, Method):
         raise TypeError(f"sparsify takes a method such as AutoSparse(alpha=0.75), got {method!r}")
-    _refuse_wrapped(model)
+    refuse_wrapped(model)
     limits = None if guard is None else Guard(policy=guard, floor=density_floor, every=guard_every)  # type: ignore[arg-type]
     layers = select(model, include, exclude)
     dense = set(method.keeps_dense([layer.name for layer in layers]))
@@ -124,12 +122,12 @@ class Sparsifier:
 
     def densities(self) -> list[float]:
         """The fraction of non-zeros of every layer, in the order of `layers`; one sync."""
-        return (self._counts() / self._sizes()).tolist()
+        return (self.counts() / self._sizes()).tolist()
 
     def sparsity(self) -> float:
         """The fraction of zeros over all sparsified weights."""
         total = sum(layer.numel for layer in self.layers)
-        return 1 - float(self._counts().sum()) / total
+        return (total - int(self.counts().sum())) / total
 
     @property
     def cost(self) -> RunCost:
@@ -140,29 +138,7 @@ class Sparsifier:
     def report(self) -> Report:
         """Per layer and overall: the only source of such numbers."""
         self._take_profile()
-        macs = {} if self.ledger.profile is None else {layer.name: layer.macs for layer in self.ledger.profile.layers}
-        counts = [int(count) for count in self._counts().tolist()]
-        rows = []
-        for layer, count in zip(self.layers, counts, strict=True):
-            values = layer.parametrization.threshold_values() if layer.attached else None
-            threshold = None if values is None else float(values.double().mean())
-            known = None if self.ledger.profile is None else macs.get(layer.name, 0)
-            rows.append(LayerReport(layer.name, layer.kind, layer.numel, layer.numel - count, threshold, known))
-        profiled = self.ledger.profile is not None
-        return Report(
-            method=self.method.about.name,
-            step=self.step,
-            epoch=self.epoch,
-            epochs=self.epochs,
-            layers=tuple(rows),
-            train_fraction=self.cost.train_fraction if profiled and self.step else None,
-            test_fraction=self.cost.test_fraction if profiled else None,
-            compute=str(self._compute),
-            notes=tuple(self.method.notes(self)),
-            events=tuple(str(event) for event in self.events),
-            history=tuple(self.history),
-            controller=tuple(self.controller.history) if self.controller else (),
-        )
+        return summary.make_report(self, str(self._compute))
 
     @property
     def events(self) -> list[Event]:
@@ -249,7 +225,8 @@ class Sparsifier:
         self._steps_at_epoch_start = self.step
         self._alpha = self.method.annealed(self)
         self._push()
-        self._record(value)
+        self.history.append(summary.epoch_record(self, value))
+        self._warn_if_dense()
         self._settled = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor]) -> None:
@@ -289,6 +266,8 @@ class Sparsifier:
         if self._binding:
             self._binding.remove()
             self._binding = None
+        if self._recorder:
+            self._recorder.close()
         return self.model
 
     # ------------------------------------------------------------------------------------------------ saving
@@ -322,7 +301,7 @@ class Sparsifier:
             self.method.start(self)
             self._started = True
             if self.guard:
-                self._check_guard(self.guard)
+                steering.watch(self.layers, self.guard, self.step)
             self._push()
 
     def _push(self) -> None:
@@ -342,7 +321,7 @@ class Sparsifier:
         if not self._checked_first_step:
             self._check_first_step()
         self._take_profile()
-        density = self._counts().double() / self._sizes()
+        density = self.counts().double() / self._sizes()
         self._pending = torch.stack(self.method.passes(density, self))
         return self.method.before_step(self)
 
@@ -351,22 +330,9 @@ class Sparsifier:
         self.ledger.add(self._pending)
         self.step += 1
         if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
-            self._check_guard(self.guard)
+            steering.watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
         self._push()
-
-    def _check_guard(self, guard: GuardState) -> None:
-        largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max().float() for layer in self.layers])
-        both = torch.stack([self._counts().double() / self._sizes(), largest.double()]).tolist()
-        names = [layer.name for layer in self.layers]
-        found = guard.check(self.step, names, both[0], both[1])
-        restore = densities_to_restore(found)
-        for layer in self.layers:
-            if layer.name in restore:
-                layer.parametrization.limit_density(layer.weight(), restore[layer.name])
-        for event in found:
-            if event.count == 1 and event.action == "warned":
-                warn(str(event))
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
@@ -384,35 +350,15 @@ class Sparsifier:
                     "or a target_sparsity."
                 )
 
-    def _record(self, loss: float | None) -> None:
-        densities = self.densities()
-        sizes = [layer.numel for layer in self.layers]
-        zeros = sum((1 - density) * size for density, size in zip(densities, sizes, strict=True))
-        sparsity = zeros / sum(sizes)
-        thresholds = [layer.parametrization.threshold_values() for layer in self.layers]
-        means = [None if value is None else value.double().mean() for value in thresholds]
-        stacked = (
-            torch.stack([value for value in means if value is not None]).tolist() if any(v is not None for v in means) else []
-        )
-        values = iter(stacked)
-        self.history.append(
-            {
-                "epoch": self.epoch,
-                "step": self.step,
-                "loss": loss,
-                "alpha": self._alpha,
-                "sparsity": sparsity,
-                "densities": densities,
-                "thresholds": [None if value is None else next(values) for value in means],
-            }
-        )
+    def _warn_if_dense(self) -> None:
+        sparsity = self.history[-1]["sparsity"]
         if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
             warn(
                 f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs. Start sparser (start_sparsity=0.3), "
                 "raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), or set target_sparsity."
             )
 
-    def _counts(self) -> Tensor:
+    def counts(self) -> Tensor:
         """Active weights of every layer, as one tensor on the model's device: no sync."""
         return torch.stack([torch.count_nonzero(layer.active()) for layer in self.layers])
 
@@ -434,36 +380,3 @@ class Sparsifier:
     def _require_attached(self) -> None:
         if not self.layers[0].attached:
             raise RuntimeError("this Sparsifier is finalized: the model is plain; sparsify it again to go on")
-
-
-class RunCost:
-    """Costs of a run as fractions of the dense run's."""
-
-    def __init__(self, run: Sparsifier) -> None:
-        self._run = run
-
-    @property
-    def train_fraction(self) -> float:
-        """Train F: FLOPs spent in training over those of the dense baseline."""
-        return self._run.ledger.train_fraction
-
-    @property
-    def test_fraction(self) -> float:
-        """Test F: FLOPs of one forward pass over the dense one's."""
-        return self._run.ledger.test_fraction(self._run.densities())
-
-    @property
-    def profile(self) -> Profile | None:
-        """MACs of every layer of the dense model, once known."""
-        return self._run.ledger.profile
-
-
-def _refuse_wrapped(model: nn.Module) -> None:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-    wrappers = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
-    for module in model.modules():
-        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        if isinstance(module, wrappers) or compiled:
-            raise ValueError(f"the model is wrapped already ({type(module).__name__}); {_ORDER}")

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from autosparse import functional
 from autosparse.autotune import TargetController
-from autosparse.guard import GuardState
+from autosparse.guard import GuardState, densities_to_restore
 from autosparse.layer import Layer
 from autosparse.parametrizations import SoftThreshold
 from autosparse.tensors import assign, kth_smallest, split_at, whole
+from autosparse.warning import warn
 
 SAMPLE = 1_000_000  # weights that a quantile over the whole net looks at: 0.03 points of error at 90 %
 LARGEST_S = -0.02  # a factor can only move an s below 0, so T stays under 1/2 (sigmoid) or 1 (exp)
@@ -41,6 +42,21 @@ def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Gen
     bound = split_at(sample, round(sparsity * sample.numel()))
     for _, soft in layers:
         soft.set_threshold(bound)
+
+
+def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
+    """Let the guard look at all layers in one sync, and bring back those that it holds."""
+    counts = torch.stack([torch.count_nonzero(layer.active()) / layer.numel for layer in layers])
+    largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max() for layer in layers])
+    densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
+    found = guard.check(step, [layer.name for layer in layers], densities, sizes)
+    restore = densities_to_restore(found)
+    for layer in layers:
+        if layer.name in restore:
+            layer.parametrization.limit_density(layer.weight(), restore[layer.name])
+    for event in found:
+        if event.count == 1 and event.action == "warned":
+            warn(str(event))
 
 
 def steer(

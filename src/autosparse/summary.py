@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from autosparse.cost import Profile
+    from autosparse.sparsifier import Sparsifier
 
 
 @dataclass(frozen=True)
@@ -96,3 +102,68 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
     rule = "-" * len(line(tuple("x" * width for width in widths)))
     return [line(head), rule, *map(line, rows[:-1]), rule, line(rows[-1])]
+
+
+class RunCost:
+    """Costs of a run as fractions of the dense run's."""
+
+    def __init__(self, run: Sparsifier) -> None:
+        self._run = run
+
+    @property
+    def train_fraction(self) -> float:
+        """Train F: FLOPs spent in training over those of the dense baseline."""
+        return self._run.ledger.train_fraction
+
+    @property
+    def test_fraction(self) -> float:
+        """Test F: FLOPs of one forward pass over the dense one's."""
+        return self._run.ledger.test_fraction(self._run.densities())
+
+    @property
+    def profile(self) -> Profile | None:
+        """MACs of every layer of the dense model, once known."""
+        return self._run.ledger.profile
+
+
+def make_report(run: Sparsifier, compute: str) -> Report:
+    """The report of a run as it stands now."""
+    profile = run.ledger.profile
+    rows = []
+    for layer, count in zip(run.layers, run.counts().tolist(), strict=True):
+        values = layer.parametrization.threshold_values() if layer.attached else None
+        threshold = None if values is None else float(values.double().mean())
+        macs = None if profile is None else profile.macs_of(layer.name)
+        rows.append(LayerReport(layer.name, layer.kind, layer.numel, layer.numel - int(count), threshold, macs))
+    return Report(
+        method=run.method.about.name,
+        step=run.step,
+        epoch=run.epoch,
+        epochs=run.epochs,
+        layers=tuple(rows),
+        train_fraction=run.cost.train_fraction if profile and run.ledger.steps else None,
+        test_fraction=run.cost.test_fraction if profile else None,
+        compute=compute,
+        notes=tuple(run.method.notes(run)),
+        events=tuple(str(event) for event in run.events),
+        history=tuple(run.history),
+        controller=tuple(run.controller.history) if run.controller else (),
+    )
+
+
+def epoch_record(run: Sparsifier, loss: float | None) -> dict[str, Any]:
+    """What is kept of every epoch, for reports and figures."""
+    densities, sizes = run.densities(), [layer.numel for layer in run.layers]
+    zeros = sum((1 - density) * size for density, size in zip(densities, sizes, strict=True))
+    values = [layer.parametrization.threshold_values() for layer in run.layers]
+    known = [value.double().mean() for value in values if value is not None]
+    means = iter(torch.stack(known).tolist() if known else [])
+    return {
+        "epoch": run.epoch,
+        "step": run.step,
+        "loss": loss,
+        "alpha": run.alpha,
+        "sparsity": zeros / sum(sizes),
+        "densities": densities,
+        "thresholds": [None if value is None else next(means) for value in values],
+    }

@@ -23,6 +23,8 @@ number = 3
 """
 # On a 1x3x8x8 input the convolution gives width x 6 x 6: 27 * 36 * width MACs; the linear layer 360 * width.
 CONV, LINEAR = 27 * 36 * 4, 360 * 4
+SIZES = "vocabulary=50 size=16 heads=2 feed_forward=32 encoder_layers=1 decoder_layers=1"
+SMALL = [part for setting in SIZES.split() for part in ("--set", setting)]
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,7 @@ def test_sparsity_is_spread_and_counted(capsys: pytest.CaptureFixture[str]) -> N
     counted = as_json(capsys, "own_nets:tiny", "--input", "1,3,8,8", "--sparsity", "0.75", "--dense", "0")
     assert [layer["density"] for layer in counted["layers"]] == [1.0, 0.25]
     assert [layer["sparse_macs"] for layer in counted["layers"]] == [CONV, LINEAR // 4]
+    assert counted["density"] == pytest.approx((108 + 360) / 1548)
     assert counted["sparse_macs"] == CONV + LINEAR // 4
     assert counted["test_fraction"] == pytest.approx((CONV + LINEAR / 4) / (CONV + LINEAR))
 
@@ -81,10 +84,12 @@ def test_distributions_differ(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_has_layers_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("own_nets:tiny", "--input", "1,3,8,8", "--sparsity", "0.75", "--dense", "0") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["0", "Conv2d", "108", "3,888", "1.0000", "3,888"] in lines
-    assert ["3", "Linear", "1,440", "1,440", "0.2500", "360"] in lines
-    assert ["total", "1,548", "5,328", "0.7973", "4,248"] in lines
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["0", "conv2d", "108", "3,888", "1.0000", "3,888"] in lines
+    assert ["3", "linear", "1,440", "1,440", "0.2500", "360"] in lines
+    assert ["total", "1,548", "5,328", "0.3023", "4,248"] in lines
+    assert "Test F 0.7973" in shown
 
 
 def test_a_built_in_model_knows_its_input(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,13 +101,19 @@ def test_a_built_in_model_knows_its_input(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_model_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "vocabulary=50 size=16 heads=2 feed_forward=32 encoder_layers=1 decoder_layers=1"
-    small = [part for setting in sizes.split() for part in ("--set", setting)]
-    counted = as_json(capsys, "transformer", "--input", "1,5", *small)
+    counted = as_json(capsys, "transformer", "--input", "1,5", *SMALL)
     macs = {layer["name"]: layer["macs"] for layer in counted["layers"]}
     expand = next(name for name in macs if name.endswith("expand"))
     assert macs[expand] == 5 * 16 * 32
-    assert as_json(capsys, "transformer", "--input", "2,5", *small)["macs"] == counted["macs"]
+    assert as_json(capsys, "transformer", "--input", "2,5", *SMALL)["macs"] == counted["macs"]
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_one_line_without_source_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("transformer", *SMALL, "--sparsity", "0.9") == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("warning: output is left dense")
+    assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def passes(*rows: float, layers: int = 1) -> Tensor:
 
 
 def ledger(names: list[str], counted: Profile | None = SMALL, **options: object) -> Ledger:
-    made = Ledger(names, **options)  # type: ignore[arg-type]
+    made = Ledger(names, **options)
     if counted is not None:
         made.set_profile(counted)
     return made

@@ -13,11 +13,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def prunable(model: nn.Module) -> dict[str, int]:
     """Sizes of the weights of convolutions and linear layers, by module name."""
-    return {
-        name: module.weight.numel()
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear)
-    }
+    return {name: module.weight.numel() for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)}
 
 
 def macs(model: nn.Module, *shape: int) -> int:

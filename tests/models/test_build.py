@@ -52,9 +52,7 @@ def test_a_name_like_none_of_ours_gets_the_list_alone() -> None:
 
 
 def test_an_unknown_argument_gets_near_misses_and_the_whole_list() -> None:
-    with pytest.raises(
-        TypeError, match=r"resnet20 has no argument 'clases'\. Did you mean 'classes'.*classes, in_channels"
-    ):
+    with pytest.raises(TypeError, match=r"resnet20 has no argument 'clases'\. Did you mean 'classes'.*classes, in_channels"):
         models.build("resnet20", clases=10)
 
 
@@ -75,9 +73,7 @@ def test_building_twice_from_one_seed_gives_the_same_weights() -> None:
 
 def test_the_function_is_reachable_after_its_file_was_imported() -> None:
     """A function and a file of the room share the name transformer; the function must win in either order."""
-    script = (
-        "import autosparse.models.transformer; from autosparse import models; models.transformer(20, 8, 2, 8, 1, 1)"
-    )
+    script = "import autosparse.models.transformer; from autosparse import models; models.transformer(20, 8, 2, 8, 1, 1)"
     subprocess.run(
         [sys.executable, "-c", script],
         check=True,

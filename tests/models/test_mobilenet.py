@@ -25,9 +25,7 @@ def test_parameters_and_macs_are_the_published_ones() -> None:
     ("width", "millions_of_macs", "millions_of_parameters"),
     [(1.0, 569, 4.2), (0.75, 325, 2.6), (0.5, 149, 1.3), (0.25, 41, 0.5)],
 )
-def test_widths_agree_with_the_table_of_the_paper(
-    width: float, millions_of_macs: int, millions_of_parameters: float
-) -> None:
+def test_widths_agree_with_the_table_of_the_paper(width: float, millions_of_macs: int, millions_of_parameters: float) -> None:
     with torch.device("meta"):
         model = mobilenet_v1(width)
     assert round(macs(model, 3, 224, 224) / 1e6) == pytest.approx(millions_of_macs, abs=1)

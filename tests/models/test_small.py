@@ -78,9 +78,7 @@ def test_small_transformer_on_digits_has_a_token_a_row() -> None:
 
 
 def test_small_transformer_arguments_change_its_shape() -> None:
-    model = small_transformer(
-        classes=3, in_channels=2, image_size=6, rows=3, size=8, blocks=1, heads=2, feed_forward=12
-    )
+    model = small_transformer(classes=3, in_channels=2, image_size=6, rows=3, size=8, blocks=1, heads=2, feed_forward=12)
     assert model(torch.randn(4, 2, 6, 6)).shape == (4, 3)
     sizes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert sizes["embed.weight"] == (8, 2 * 3 * 6)

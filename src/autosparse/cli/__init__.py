@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -48,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in given or os.environ.get("AUTOSPARSE_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
     try:
-        code = app(given, standalone_mode=False)
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = show_warning
+            code = app(given, standalone_mode=False)
     except typer.Abort:
         raise SystemExit(130) from None
     except Exception as error:
@@ -58,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         typer.echo(f"error: {message}", err=True)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one line, without the place in our sources that Python would add."""
+    typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 
 def one_line(error: Exception) -> str | None:

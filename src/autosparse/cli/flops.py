@@ -132,11 +132,16 @@ def rows_of(profile: Profile, densities: dict[str, float] | None) -> list[dict[s
 
 
 def totals_of(profile: Profile, densities: dict[str, float] | None) -> dict[str, Any]:
-    """Parameters and MACs of the whole model, and what is left of the MACs (Test F) at the asked sparsity."""
+    """Weights and MACs of the whole model, and what is left of both at the asked sparsity."""
+    from autosparse.cost.layers import density_of
+
     totals: dict[str, Any] = {"params": profile.params, "macs": profile.macs}
     if densities is not None:
+        # a shared weight counts once, as it does in profile.params
+        kept = {layer.tied_to or layer.name: layer.params * density_of(layer, densities) for layer in profile.layers}
         fraction = profile.inference_fraction(densities)
-        totals |= {"sparse_macs": round(profile.macs * fraction), "test_fraction": fraction}
+        totals |= {"density": sum(kept.values()) / profile.params, "sparse_macs": round(profile.macs * fraction)}
+        totals["test_fraction"] = fraction
     return totals
 
 
@@ -144,7 +149,7 @@ def print_summary(rows: list[dict[str, Any]], totals: dict[str, Any]) -> None:
     """The table of layers with its totals."""
     from autosparse.cli.output import print_table
 
-    last = {"name": "total", **totals, "density": totals.get("test_fraction")}
+    last = {"name": "total", **totals}
     headings = {"macs": "MACs", "sparse_macs": "sparse MACs"}
     columns = list(rows[0])
     print_table(
@@ -152,3 +157,5 @@ def print_summary(rows: list[dict[str, Any]], totals: dict[str, Any]) -> None:
         [[row[column] for column in columns] for row in rows],
         [last.get(column, "") for column in columns],
     )
+    if "test_fraction" in totals:
+        print(f"Test F {totals['test_fraction']:.4f}: sparse MACs over MACs, counted (layers compute densely)")

@@ -29,7 +29,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], totals: S
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False)
+    with console.capture() as drawn:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines() if line.strip()))
 
 
 def cell(value: Any) -> str:

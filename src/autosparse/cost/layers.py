@@ -37,6 +37,10 @@ class Profile:
         """Weight elements without biases; a shared weight counts once."""
         return sum({layer.tied_to or layer.name: layer.params for layer in self.layers}.values())
 
+    def macs_of(self, name: str) -> int:
+        """MACs of a weight wherever it is used, its ties included; 0 for one that is never reached."""
+        return sum(layer.macs for layer in self.layers if name in (layer.name, layer.tied_to))
+
     def inference_fraction(self, densities: Mapping[str, float]) -> float:
         """MACs at the given densities over dense MACs; layers not named are dense."""
         known = {layer.name for layer in self.layers} | {layer.tied_to for layer in self.layers if layer.tied_to}

@@ -54,6 +54,13 @@ class LearnedThreshold(Method):
             self.target_sparsity is None or 0 < self.target_sparsity < 1,
             f"target_sparsity = {self.target_sparsity}; allowed: between 0 and 1, 0.9 means 90 % zeros",
         )
+        # d g/d s does not shrink with the threshold, so the loss throws it below 0 faster than a factor can raise it
+        unsteerable = self.g == "identity" and self.threshold != "shared" and self.target_sparsity is not None
+        require(
+            not unsteerable,
+            "target_sparsity cannot steer a learned threshold with g = identity: "
+            "use g='sigmoid' or 'exp', or threshold='shared'",
+        )
         require(0 < self.target_ramp <= 1, f"target_ramp = {self.target_ramp}; allowed: 0 < target_ramp <= 1")
 
     def check(self, run: Sparsifier) -> None:

@@ -1,0 +1,96 @@
+"""DSR: dynamic sparse reparameterization. One adaptive threshold prunes all layers; what goes grows elsewhere at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from autosparse.layer import Layer
+from autosparse.methods.base import About, require
+from autosparse.methods.drop_grow import DropAndGrow, apportion, grow, highest, random_scores
+from autosparse.methods.fixed_mask import mask_of, set_mask
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSR(DropAndGrow):
+    """Active weights below a global threshold go; the threshold doubles or halves until about prune_fraction goes."""
+
+    about: ClassVar[About] = About(
+        name="dsr",
+        year=2019,
+        family="fixed budget, sparse to sparse",
+        budget="budgeted",
+        pruned_gradient="0",
+        train_flops="3 f_S, f_S drifts as weights move between layers",
+        reference="Mostafa and Wang, Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic Sparse "
+        "Reparameterization, ICML 2019, arXiv 1902.05967",
+        doc="Prunes by one global threshold and regrows at random where most weights survived.",
+    )
+
+    dense_first: bool | None = False
+    threshold: float = 1e-3
+    prune_fraction: float = 0.08
+    tolerance: float = 0.1
+    update_every: int = 1000
+    doublings: tuple[float, ...] = (0.25, 0.5, 0.75)
+    update_end: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.threshold > 0, f"threshold = {self.threshold}; it must be above 0: it changes by factors of 2")
+        require(0 < self.prune_fraction < 1, f"prune_fraction = {self.prune_fraction}; allowed: 0 < prune_fraction < 1")
+        require(0 <= self.tolerance < 1, f"tolerance = {self.tolerance}; allowed: 0 <= tolerance < 1")
+        require(self.update_every >= 1, f"update_every = {self.update_every}; it must be at least 1 step")
+        require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
+        require(all(0 < at < 1 for at in self.doublings), f"doublings = {self.doublings}; parts of the run between 0 and 1")
+
+    def start(self, run: Sparsifier) -> None:
+        super().start(run)
+        run.memory["threshold"] = self.threshold
+
+    def due(self, run: Sparsifier) -> bool:
+        progress = run.step / run.total_steps
+        every = self.update_every * 2 ** sum(progress > at for at in self.doublings)
+        return 0 < run.step < run.total_steps and run.step % every == 0 and progress <= self.update_end
+
+    def rewire(self, run: Sparsifier) -> None:
+        dense = self.dense_inside(run)
+        layers = [layer for layer in run.layers if layer.name not in dense]
+        before = [mask_of(layer).clone() for layer in layers]
+        for layer in layers:
+            set_mask(run, layer, survivors(layer, run.memory["threshold"]))
+        counts = torch.stack([torch.count_nonzero(mask) for mask in [*before, *(mask_of(layer) for layer in layers)]]).tolist()
+        active, remaining = counts[: len(layers)], counts[len(layers) :]
+        pruned = sum(active) - sum(remaining)
+        run.memory["threshold"] *= self.factor(pruned, sum(active))
+        places = [~mask for mask in before]  # not where a weight has just gone
+        room = [layer.numel - count for layer, count in zip(layers, active, strict=True)]
+        if sum(room) < pruned:
+            places, room = (
+                [~mask_of(layer) for layer in layers],
+                [layer.numel - count for layer, count in zip(layers, remaining, strict=True)],
+            )
+        for layer, allowed, more in zip(layers, places, apportion(remaining, pruned, room), strict=True):
+            set_mask(run, layer, grow(mask_of(layer), random_scores(layer, run.generator), more, allowed))
+
+    def factor(self, pruned: int, active: int) -> float:
+        """What the threshold is multiplied by, so that the next time nearer to prune_fraction of the weights goes."""
+        wanted = self.prune_fraction * active
+        if pruned > (1 + self.tolerance) * wanted:
+            return 0.5
+        return 2.0 if pruned < (1 - self.tolerance) * wanted else 1.0
+
+    def notes(self, run: Sparsifier) -> list[str]:
+        return [f"pruning threshold {run.memory['threshold']:.4g}"] if "threshold" in run.memory else []
+
+
+def survivors(layer: Layer, threshold: float) -> Tensor:
+    """Active weights of at least this magnitude; the largest one always stays."""
+    size, active = layer.weight().abs(), mask_of(layer)
+    return active & (size >= threshold) | highest(size, active, 1)

@@ -1,0 +1,118 @@
+"""DST: a trainable threshold for every neuron or filter, with a long-tailed derivative of the step function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from autosparse.functional import is_active
+from autosparse.layer import Layer
+from autosparse.methods.base import About, dense_like, require
+from autosparse.methods.learned import LearnedMask, learned_tensor, parts, per_channel
+from autosparse.parametrizations import SparseParametrization
+from autosparse.tensors import split_at
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+def step_derivative(x: Tensor) -> Tensor:
+    """H'(x): 2 - 4|x| up to .4, then .4 up to 1, then 0."""
+    size = x.abs()
+    return torch.where(size <= 0.4, 2 - 4 * size, 0.4 * (size <= 1))
+
+
+class _TrainedStep(torch.autograd.Function):
+    @staticmethod
+    def forward(weight: Tensor, threshold: Tensor) -> Tensor:
+        return weight * (weight.abs() > threshold.to(weight.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        weight, threshold = ctx.saved_tensors
+        distance = weight.abs() - threshold.to(weight.dtype)
+        structure = grad * weight * step_derivative(distance)
+        to_threshold = -structure.to(threshold.dtype).sum_to_size(threshold.shape)
+        return grad * (distance > 0) + structure * weight.sign(), to_threshold
+
+
+class FilterThreshold(SparseParametrization):
+    """w * 1{|w| > t} with a learned t for every output channel."""
+
+    def __init__(self, layer: Layer, reset: float) -> None:
+        super().__init__(layer.stored)
+        self.threshold = learned_tensor(layer.stored, per_channel(layer), 0.0)
+        self.reset = reset
+
+    def forward(self, weight: Tensor) -> Tensor:
+        effective: Tensor = _TrainedStep.apply(weight, self.threshold)  # type: ignore[no-untyped-call]
+        return effective
+
+    def active(self, weight: Tensor) -> Tensor:
+        return is_active(weight, self.threshold.detach())
+
+    def threshold_values(self) -> Tensor:
+        return self.threshold.detach()
+
+    def reset_if_dead(self, weight: Tensor) -> None:
+        """All thresholds to 0 once the kept share is down to `reset`; without a sync."""
+        kept = torch.count_nonzero(self.active(weight)) / weight.numel()
+        self.threshold.data.mul_(kept > self.reset)
+
+    def limit_density(self, weight: Tensor, density: float) -> bool:
+        if density <= self.reset:  # so far down the method's own remedy applies
+            self.threshold.data.zero_()
+        else:
+            keep = max(1, math.ceil(density * weight.numel()))
+            bound = split_at(weight.detach().abs(), weight.numel() - keep)
+            self.threshold.data.clamp_max_(bound.to(self.threshold.dtype))
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DST(LearnedMask):
+    """Per-filter thresholds that a penalty exp(-t) pushes up and the loss holds back."""
+
+    about: ClassVar[About] = About(
+        name="dst",
+        year=2020,
+        family="learned during training",
+        budget="learned",
+        pruned_gradient="structure term G w H'(|w| - t) sign(w)",
+        train_flops="2 f_S + f_D",
+        reference="Liu et al., Dynamic Sparse Training: Find Efficient Sparse Network From Scratch With Trainable Masked "
+        "Layers, ICLR 2020",
+        doc="One trained threshold a neuron or filter; a penalty on small thresholds sets the sparsity.",
+    )
+
+    penalty_weight: float = 5e-6
+    reset: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
+        require(0 <= self.reset < 1, f"reset = {self.reset}; allowed: a kept share with 0 <= reset < 1")
+
+    def parametrization(self, layer: Layer, run: Sparsifier) -> FilterThreshold:
+        return FilterThreshold(layer, self.reset)
+
+    def start(self, run: Sparsifier) -> None:
+        for _, part in parts(run, FilterThreshold):
+            part.threshold.data.zero_()
+
+    def after_step(self, run: Sparsifier) -> None:
+        for layer, part in parts(run, FilterThreshold):
+            part.reset_if_dead(layer.weight())
+
+    def penalty(self, run: Sparsifier) -> Tensor:
+        return self.penalty_weight * torch.stack([(-p.threshold).exp().sum() for _, p in parts(run, FilterThreshold)]).sum()
+
+    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
+        return density, density, dense_like(density)

@@ -1,0 +1,131 @@
+"""LTP: soft pruning by a sigmoid of w^2 - tau with a learned tau a layer and a differentiable L0 penalty; hard at the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from autosparse.layer import Layer
+from autosparse.methods.base import About, dense_like, require
+from autosparse.methods.learned import LearnedMask, SoftMask, harden, learned_tensor, parts
+from autosparse.tensors import split_at
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+class SoftPruned(SoftMask):
+    """w * sigmoid((w^2 - tau) / T), T = T0 var|w|; tau is stored as `threshold` = tau / var|w|, one a layer."""
+
+    variance: Tensor
+
+    def __init__(self, weight: Tensor, temperature: float) -> None:
+        super().__init__(weight)
+        # In units of the layer's own variance one learning rate suits every layer, and any optimizer.
+        self.threshold = learned_tensor(weight, (1,), 0.0)
+        self.register_buffer("variance", torch.ones_like(self.threshold.data))
+        self.temperature = temperature
+
+    def soft(self, weight: Tensor) -> Tensor:
+        return torch.sigmoid((weight.square() / self.variance - self.threshold) / self.temperature)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # The weight's own way through the sigmoid is dropped: dw = G * mask.
+        return weight * self.choose(self.soft(weight.detach())).to(weight.dtype)
+
+    def survivors(self, weight: Tensor) -> Tensor:
+        return weight.square() / self.variance > self.threshold.detach()
+
+    def threshold_values(self) -> Tensor:
+        return (self.threshold.detach() * self.variance).clamp_min(0).sqrt()
+
+    def start_at(self, weight: Tensor, sparsity: float) -> None:
+        """The variance of |w|, and tau from the k-th value of w^2."""
+        self.variance.copy_(weight.abs().var(unbiased=False).clamp_min(1e-12))
+        self.threshold.data.copy_(self._bound(weight, round(sparsity * weight.numel())))
+
+    def limit_density(self, weight: Tensor, density: float) -> bool:
+        if bool(self.hard):
+            return False
+        keep = max(1, math.ceil(density * weight.numel()))
+        self.threshold.data.clamp_max_(self._bound(weight, weight.numel() - keep))
+        return True
+
+    def _bound(self, weight: Tensor, below: int) -> Tensor:
+        return split_at(weight.detach().square() / self.variance, below).to(self.threshold.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LTP(LearnedMask):
+    """Learned thresholds on w^2, soft while they are learned."""
+
+    about: ClassVar[About] = About(
+        name="ltp",
+        year=2020,
+        family="learned during training",
+        budget="learned",
+        pruned_gradient="G sigmoid((w^2 - tau) / T) until the masks are hard",
+        train_flops="3 f_D while soft, 3 f_S after",
+        reference="Azarian et al., Learned Threshold Pruning, arXiv 2003.00075",
+        doc="Soft pruning with one learned threshold a layer and an L0 penalty; hard masks at the end.",
+    )
+
+    penalty_weight: float = 1e-5
+    temperature: float = 1e-3
+    start_sparsity: float = 0.0
+    penalty_on_weights: bool = False
+    hard_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
+        require(self.temperature > 0, f"temperature = {self.temperature}; it must be above 0")
+        require(0 <= self.start_sparsity < 1, f"start_sparsity = {self.start_sparsity}; allowed: 0 <= start_sparsity < 1")
+        require(self.hard_epoch is None or self.hard_epoch >= 1, f"hard_epoch = {self.hard_epoch}; it must be at least 1")
+
+    def check(self, run: Sparsifier) -> None:
+        require(
+            self.hard_epoch is None or self.hard_epoch <= run.epochs,
+            f"hard_epoch = {self.hard_epoch} lies beyond the run of {run.epochs} epochs",
+        )
+
+    def is_hard(self, run: Sparsifier, epoch: int) -> bool:
+        return epoch >= (run.epochs if self.hard_epoch is None else self.hard_epoch)
+
+    def parametrization(self, layer: Layer, run: Sparsifier) -> SoftPruned:
+        return SoftPruned(layer.stored, self.temperature)
+
+    def start(self, run: Sparsifier) -> None:
+        for layer, part in parts(run, SoftPruned):
+            part.soften()
+            part.start_at(layer.weight(), self.start_sparsity)
+
+    def after_step(self, run: Sparsifier) -> None:
+        for _, part in parts(run, SoftPruned):
+            part.threshold.data.clamp_min_(0)
+
+    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
+        if self.is_hard(run, run.epoch + 1):
+            harden(run)
+
+    def detach(self, run: Sparsifier) -> None:
+        harden(run)
+
+    def penalty(self, run: Sparsifier) -> Tensor | float:
+        if self.is_hard(run, run.epoch):
+            return 0.0
+        found = []
+        for layer, part in parts(run, SoftPruned):
+            weight = layer.stored if self.penalty_on_weights else layer.stored.detach()
+            found.append(part.soft(weight).sum())
+        return self.penalty_weight * torch.stack(found).sum()
+
+    def learned_decay(self, weight_decay: float) -> float:
+        return 0.0
+
+    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
+        seen = density if self.is_hard(run, run.epoch) else dense_like(density)
+        return seen, seen, seen

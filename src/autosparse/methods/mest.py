@@ -1,0 +1,93 @@
+"""MEST: memory-economic sparse training. Mutates masks by importance and at random; no dense gradient is ever used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from autosparse.layer import Layer
+from autosparse.methods.base import About, require
+from autosparse.methods.drop_grow import DropAndGrow, drop, grow, random_scores
+from autosparse.methods.fixed_mask import mask_of, set_mask
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class MEST(DropAndGrow):
+    """EM: prune to S + p, grow to S. EM&S (soft=True): prune to S, grow to S - p. p falls in stages to 0."""
+
+    about: ClassVar[About] = About(
+        name="mest",
+        year=2021,
+        family="fixed budget, sparse to sparse",
+        budget="budgeted",
+        pruned_gradient="0",
+        train_flops="3 f_S (EM&S: f_S at sparsity S - p until its last stage)",
+        reference="Yuan et al., MEST: Accurate and Fast Memory-Economic Sparse Training Framework on the Edge, "
+        "NeurIPS 2021, arXiv 2110.14032",
+        doc="Elastic mutation: prunes by importance, regrows at random, in shrinking amounts.",
+    )
+
+    dense_first: bool | None = True
+    soft: bool = False
+    mutation: tuple[float, ...] | None = None
+    stages: tuple[float, ...] = (0.5625, 0.75)
+    update_epochs: int = 5
+    gradient_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mutation is None:
+            object.__setattr__(self, "mutation", (0.05, 0.025) if self.soft else (0.02, 0.01))
+        require(
+            len(self._mutation) == len(self.stages),
+            f"mutation = {self._mutation} and stages = {self.stages}: give one part of the run for each mutation rate",
+        )
+        rising = all(low < high for low, high in zip((0.0, *self.stages), self.stages, strict=False))
+        require(rising and max(self.stages, default=0) <= 1, f"stages = {self.stages}; parts of the run, rising, in (0, 1]")
+        for p in self._mutation:
+            require(p >= 0, f"mutation = {self._mutation}; rates must be at least 0")
+            reached = self.sparsity - p if self.soft else self.sparsity + p
+            require(0 <= reached < 1, f"sparsity {self.sparsity} with a mutation of {p} asks for a sparsity of {reached:.4g}")
+        require(self.update_epochs >= 1, f"update_epochs = {self.update_epochs}; it must be at least 1")
+        require(self.gradient_weight >= 0, f"gradient_weight = {self.gradient_weight}; it must be at least 0")
+
+    @property
+    def _mutation(self) -> tuple[float, ...]:
+        assert self.mutation is not None
+        return self.mutation
+
+    def mutation_at(self, step: int, total: int) -> float:
+        """p of the stage that a step lies in; 0 after the last stage."""
+        return next((p for p, end in zip(self._mutation, self.stages, strict=True) if step < end * total), 0.0)
+
+    def start_budget(self, run: Sparsifier) -> dict[str, int]:
+        return self.budget(run, self.sparsity - self.mutation_at(0, 1)) if self.soft else self.budget(run)
+
+    def due(self, run: Sparsifier) -> bool:
+        step, total = run.step, run.total_steps
+        # at a new stage too, so that EM&S arrives at the promised sparsity in a run of any length
+        new_stage = self.mutation_at(step, total) != self.mutation_at(step - 1, total)
+        return step > 0 and (new_stage or (step < total and step % (self.update_epochs * run.steps_per_epoch) == 0))
+
+    def rewire(self, run: Sparsifier) -> None:
+        p = self.mutation_at(run.step, run.total_steps)
+        pruned = self.budget(run, self.sparsity if self.soft else self.sparsity + p)
+        grown = self.budget(run, self.sparsity - p if self.soft else self.sparsity)
+        for layer in run.layers:
+            active = mask_of(layer)
+            extra = int(torch.count_nonzero(active)) - pruned[layer.name]
+            # two masks in a row: a pruned weight that comes straight back starts at 0
+            set_mask(run, layer, drop(active, self.importance(layer, run), extra))
+            more = grown[layer.name] - pruned[layer.name]
+            set_mask(run, layer, grow(active, random_scores(layer, run.generator), more))
+
+    def importance(self, layer: Layer, run: Sparsifier) -> Tensor:
+        """|w| + lambda |G|, with the gradient of the last batch; pruned weights have a gradient of 0."""
+        size = layer.weight().abs()
+        return size + self.gradient_weight * run.gradient(layer).abs() if self.gradient_weight else size

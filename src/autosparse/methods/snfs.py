@@ -1,0 +1,109 @@
+"""SNFS, sparse momentum: momentum says where weights grow and how many each layer gets; the total stays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from autosparse.layer import Layer
+from autosparse.methods.base import About, dense_like, require
+from autosparse.methods.drop_grow import Replacement, apportion, drop, grow
+from autosparse.methods.fixed_mask import clear_state, mask_of, write_mask
+from autosparse.schedules import cosine_fraction
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+NEARLY_DENSE = 0.2  # below this sparsity a layer that gains weights loses no more than it has room for
+FILL = 0.99  # of a layer's free places, so that it does not become dense at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNFS(Replacement):
+    """At the end of every epoch: drop by |w| in every layer, share the total by mean |momentum|, grow by |momentum|."""
+
+    about: ClassVar[About] = About(
+        name="snfs",
+        year=2019,
+        family="fixed budget, sparse to sparse",
+        budget="budgeted",
+        pruned_gradient="G, into the optimizer's momentum; the weight itself stays 0",
+        train_flops="2 f_S + f_D",
+        reference="Dettmers and Zettlemoyer, Sparse Networks from Scratch: Faster Training without Losing Performance, 2019, "
+        "arXiv 1907.04840",
+        doc="Moves weights to the layers and places with the largest momentum, every epoch.",
+    )
+
+    drop_fraction: float = 0.5
+    final_drop_fraction: float = 0.005
+    dense_first: bool | None = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 <= self.final_drop_fraction <= self.drop_fraction,
+            f"final_drop_fraction = {self.final_drop_fraction}; allowed: 0 to drop_fraction = {self.drop_fraction}",
+        )
+
+    def gate(self, run: Sparsifier) -> float:
+        return 1.0
+
+    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
+        return density, density, dense_like(density)
+
+    def fraction(self, run: Sparsifier) -> float:
+        low = self.final_drop_fraction
+        return low + cosine_fraction(run.step / self.last_update(run), self.drop_fraction - low)
+
+    def after_step(self, run: Sparsifier) -> None:
+        if run.step == 1:
+            momentum(run, run.layers[0])  # refuses an optimizer without momentum now, not an epoch later
+        super().after_step(run)
+
+    def rewire(self, run: Sparsifier) -> None:
+        dense = self.dense_inside(run)
+        layers = [layer for layer in run.layers if layer.name not in dense]
+        sizes = torch.stack([momentum(run, layer)[mask_of(layer)].abs().mean() for layer in layers]).double()
+        active = [int(count) for count in torch.stack([torch.count_nonzero(mask_of(layer)) for layer in layers])]
+        total = float(sizes.sum())
+        shares = [size / total if total else 1 / len(layers) for size in sizes.tolist()]
+        removed = [
+            self.removed(count, layer.numel, share * len(layers), self.fraction(run))
+            for layer, count, share in zip(layers, active, shares, strict=True)
+        ]
+        free = [layer.numel - count + gone for layer, count, gone in zip(layers, active, removed, strict=True)]
+        room = [int(FILL * places) for places in free]
+        grown = apportion(shares, sum(removed), room if sum(room) >= sum(removed) else free)
+        for layer, gone, more in zip(layers, removed, grown, strict=True):
+            kept = drop(mask_of(layer), self.drop_scores(layer, run), gone)
+            mask = grow(kept, momentum(run, layer).abs(), more)
+            clear_state(run, layer, ~mask | mask_of(layer))  # momentum stays dense; only what grows starts anew
+            write_mask(layer, mask)
+
+    @staticmethod
+    def removed(active: int, size: int, relative_share: float, fraction: float) -> int:
+        """How many weights a layer gives up, at most all but one; relative_share is 1 for a layer with a mean share."""
+        sparsity = 1 - active / size
+        if sparsity < NEARLY_DENSE and relative_share >= 1:
+            fraction = min(sparsity, fraction)
+        return min(math.ceil(round(fraction * active, 6)), active - 1)
+
+
+def momentum(run: Sparsifier, layer: Layer) -> Tensor:
+    """The optimizer's momentum of a weight; for Adam and its kin m / sqrt(v)."""
+    state = run.optimizer_state(layer)
+    if isinstance(state.get("exp_avg"), Tensor):
+        second = state.get("exp_avg_sq")
+        first: Tensor = state["exp_avg"]
+        return first / (second.sqrt() + 1e-8) if isinstance(second, Tensor) else first
+    found = state.get("momentum_buffer")
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"snfs reads the optimizer's momentum, and there is none for {layer.name}: use SGD(momentum=0.9) or Adam, "
+            "and give the optimizer all parameters of the model"
+        )
+    return found

@@ -1,0 +1,40 @@
+"""SNIP: connection sensitivity before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from autosparse.methods.base import About
+from autosparse.methods.scores import LossFunction, ScoredMask, Scores, required, summed_gradients
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNIP(ScoredMask):
+    """Keeps the weights whose removal would change the loss most: |dL/dm| = |w * G|, summed over batches, normalised."""
+
+    about: ClassVar[About] = About(
+        name="snip",
+        year=2019,
+        family="before training",
+        budget="budgeted",
+        pruned_gradient="none",
+        train_flops="3 f_S, and 3 f_D for every batch scored",
+        reference="Lee et al., SNIP: Single-shot Network Pruning based on Connection Sensitivity, ICLR 2019",
+        doc="A fixed mask of the largest |w * gradient| on a few batches before training.",
+    )
+
+    def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+        gradients, seen = summed_gradients(run, batches, required(loss_fn, "snip"), "SNIP")
+        run.ledger.add_dense_steps(seen)
+        scores = {layer.name: (layer.weight() * gradients[layer.name]).abs() for layer in run.layers}
+        total = torch.stack([score.double().sum().cpu() for score in scores.values()]).sum()
+        if total == 0:
+            raise RuntimeError("every gradient is 0: the loss does not depend on the weights on these batches")
+        return {name: score / total.to(score) for name, score in scores.items()}

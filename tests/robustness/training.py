@@ -1,0 +1,111 @@
+"""Small nets, seeded batches and a training loop that can stop anywhere: shared by the tests and their worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import autosparse
+from autosparse.methods.base import Method
+
+CLASSES = 3
+
+
+def mlp(inputs: int = 10, width: int = 24) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+
+def conv_net() -> nn.Sequential:
+    """Convolutions with batch norm for (1, 8, 8) images."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES)
+    )
+
+
+def batch(step: int, shape: Sequence[int], dtype: torch.dtype = torch.float32, size: int = 8) -> tuple[Tensor, Tensor]:
+    """The batch of one step, the same in every process."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    inputs = torch.randn(size, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    return inputs, torch.randint(CLASSES, (size,), generator=generator)
+
+
+def make_optimizer(name: str, groups: Any, lr: float | None = None, **options: Any) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr or 0.05, momentum=0.9, **options)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[name](groups, lr=lr or 0.01, **options)
+
+
+@dataclass
+class Run:
+    """A sparsified model with its optimizer; `forward` is the wrapped model where there is a wrapper."""
+
+    model: nn.Module
+    sp: autosparse.Sparsifier
+    opt: torch.optim.Optimizer
+    shape: tuple[int, ...]
+    forward: nn.Module | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def step(self) -> float:
+        inputs, targets = batch(self.sp.step, self.shape, self.dtype)
+        loss = nn.functional.cross_entropy((self.forward or self.model)(inputs), targets) + self.sp.penalty()
+        self.opt.zero_grad()
+        loss.backward()
+        self.opt.step()
+        return float(loss)
+
+    def advance(self, steps: int, close_last: bool = True) -> None:
+        """Train; an epoch is closed after its last step, or left open there if that is where the run stops."""
+        for number in range(steps):
+            loss = self.step()
+            if self.sp.step % self.sp.steps_per_epoch == 0 and (close_last or number < steps - 1):
+                self.sp.end_epoch(loss=loss)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "opt": self.opt.state_dict(), "sp": self.sp.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.opt.load_state_dict(state["opt"])
+        self.sp.load_state_dict(state["sp"])
+
+
+def begin(
+    model: nn.Module,
+    method: Method,
+    shape: tuple[int, ...] = (10,),
+    optimizer: str = "sgd",
+    weight_decay: float = 1e-2,
+    epochs: int = 4,
+    steps: int = 5,
+    fused: bool | None = None,
+    **options: Any,
+) -> Run:
+    sp = autosparse.sparsify(model, method, epochs=epochs, steps_per_epoch=steps, **options)
+    opt = make_optimizer(optimizer, sp.param_groups(weight_decay=weight_decay), fused=fused)
+    sp.bind(opt)
+    return Run(model, sp, opt, shape)
+
+
+def differences(left: Any, right: Any, where: str = "") -> list[str]:
+    """Where two nested states differ by a single bit."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return [] if left.dtype == right.dtype and torch.equal(left, right) else [where]
+    if isinstance(left, dict) and isinstance(right, dict):
+        if left.keys() != right.keys():
+            return [f"{where} keys {left.keys() ^ right.keys()}"]
+        return [found for key in left for found in differences(left[key], right[key], f"{where}/{key}")]
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        if len(left) != len(right):
+            return [f"{where} lengths {len(left)}, {len(right)}"]
+        pairs = enumerate(zip(left, right, strict=True))
+        return [found for index, (a, b) in pairs for found in differences(a, b, f"{where}/{index}")]
+    return [] if left == right else [f"{where}: {left!r} and {right!r}"]

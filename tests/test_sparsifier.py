@@ -1,0 +1,337 @@
+"""The Sparsifier in a training loop: what it promises, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import autosparse
+from autosparse import STR, AutoSparse, AutoTune
+
+
+def zeros(model: nn.Module, names: tuple[str, ...]) -> float:
+    weights = [dict(model.named_modules())[name].weight for name in names]
+    return sum(float((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def test_the_three_lines_train_a_sparse_network(net, loop):
+    run = loop(net, AutoSparse(target_sparsity=0.8), epochs=20, steps=10)
+    losses = run.run()
+    assert losses[-1] < 0.5 * losses[0]
+    assert run.sp.sparsity() == pytest.approx(0.8, abs=0.005)
+    assert zeros(net, ("0", "2", "4")) == pytest.approx(run.sp.sparsity()), "what is reported is what the forward pass sees"
+
+
+def test_finalize_gives_the_same_outputs_the_same_keys_and_a_plain_class(net, loop):
+    before = list(net.state_dict())
+    run = loop(net, AutoSparse(start_sparsity=0.5))
+    run.epoch()
+    expected, sparsity = net(run.x), run.sp.sparsity()
+    dense = run.sp.dense_state_dict()
+    model = run.sp.finalize()
+    assert model is net
+    assert torch.equal(model(run.x), expected)
+    assert list(model.state_dict()) == before == list(dense)
+    assert [type(module) for module in model] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert all(torch.equal(dense[key], value) for key, value in model.state_dict().items())
+    assert run.sp.sparsity() == sparsity == run.sp.report().sparsity, "the report still speaks of the plain model"
+    with pytest.raises(RuntimeError, match="finalized"):
+        run.sp.end_epoch()
+
+
+def test_a_dense_state_can_be_taken_without_disturbing_training(loop):
+    torch.manual_seed(3)
+    first = loop(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), AutoSparse())
+    torch.manual_seed(3)
+    second = loop(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), AutoSparse())
+    first.epoch(), second.epoch()
+    second.sp.dense_state_dict()
+    first.epoch(), second.epoch()
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True)
+    )
+
+
+def test_load_dense_takes_a_plain_checkpoint_and_starts_anew_from_it(net, loop):
+    state = {key: torch.randn_like(value) for key, value in net.state_dict().items()}
+    run = loop(net, AutoSparse(start_sparsity=0.5))
+    run.sp.load_dense(state)
+    assert torch.equal(run.sp.layers[1].weight(), state["2.weight"])
+    assert [round(density, 2) for density in run.sp.densities()] == [0.5, 0.5, 0.5]
+    assert torch.equal(net[0].bias, state["0.bias"])
+    bad = {**state, "2.weight": torch.zeros(3, 3)}
+    bad["extra"] = bad.pop("4.bias")
+    with pytest.raises(
+        ValueError, match=r"missing 4\.bias; unknown extra; 2\.weight has shape \(3, 3\), the model's is \(32, 32\)"
+    ):
+        run.sp.load_dense(bad)
+    assert torch.equal(run.sp.layers[1].weight(), state["2.weight"]), "nothing was written"
+
+
+def test_alpha_follows_the_schedule_and_is_what_pruned_weights_receive(net, loop):
+    run = loop(net, AutoSparse(alpha=0.6, schedule="linear", zero_epoch=3), epochs=4)
+    seen = []
+    for _ in range(4):
+        seen.append(run.sp.alpha)
+        run.loss().backward()
+        layer = run.sp.layers[1]
+        pruned = ~layer.active()
+        straight = torch.autograd.grad(run.loss(), layer.stored)[0]
+        run.model.zero_grad()
+        assert bool(straight[pruned].any()) == (run.sp.alpha > 0)
+        run.epoch()
+    assert seen == pytest.approx([0.6, 0.45, 0.3, 0.0])
+
+
+def test_dense_gradients_come_every_k_th_step_never_scaled(net, loop):
+    run = loop(net, AutoSparse(alpha=0.5, schedule="constant", dense_grad_every=3), steps=7)
+    gates = []
+    for _ in range(7):
+        gates.append(run.sp.layers[0].parametrization.gate.item())
+        run.step()
+    assert gates == [0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.5]
+
+
+def test_backward_sparsity_gives_gradients_to_the_largest_and_to_every_active_weight(net, loop):
+    run = loop(net, AutoSparse(alpha=0.5, schedule="constant", backward_sparsity=0.6, start_sparsity=0.8))
+    for _ in range(3):
+        run.loss().backward()
+        for layer in run.sp.layers:
+            weight, gradient, active = layer.weight().abs(), layer.stored.grad, layer.active()
+            count = layer.numel - int(0.6 * layer.numel)
+            assert int((gradient != 0).sum()) <= count
+            assert weight[gradient != 0].min() >= weight.flatten().topk(count).values[-1]
+            assert not gradient[~active & (weight < weight.flatten().topk(count).values[-1])].any()
+        run.model.zero_grad()
+        run.step()
+    dense = loop(nn.Linear(10, 30), AutoSparse(alpha=0.5, backward_sparsity=0.9, start_sparsity=0.2))
+    dense.loss().backward()
+    layer = dense.sp.layers[0]
+    assert layer.stored.grad[layer.active()].ne(0).all(), "B is never smaller than the active set"
+
+
+def test_two_models_have_independent_alphas(loop):
+    first, second = loop(nn.Linear(10, 3), AutoSparse(alpha=0.9)), loop(nn.Linear(10, 3), AutoSparse(alpha=0.2))
+    assert (first.sp.alpha, second.sp.alpha) == (0.9, 0.2)
+    first.epoch()
+    assert second.sp.alpha == 0.2
+    assert second.sp.layers[0].parametrization.gate.item() == pytest.approx(0.2)
+
+
+def test_report_and_cost_agree_with_the_paper_s_formulas(loop):
+    model = nn.Sequential(nn.Linear(10, 40, bias=False), nn.ReLU(), nn.Linear(40, 3, bias=False))
+    run = loop(model, AutoSparse(alpha=0.5, zero_epoch=2, start_sparsity=0.5), epochs=4, exclude=("2",))
+    spent = 0.0
+    for _ in range(4):
+        for _ in range(run.steps):
+            density = run.sp.densities()[0]
+            weight_gradient = 1.0 if run.sp.alpha > 0 else density
+            spent += 400 * (2 * density + weight_gradient) + 120 * 3
+            run.step()
+        run.sp.end_epoch()
+    assert run.sp.cost.train_fraction == pytest.approx(spent / (20 * 3 * 520), rel=1e-9)
+    density = run.sp.densities()[0]
+    assert run.sp.cost.test_fraction == pytest.approx((400 * density + 120) / 520)
+    report = run.sp.report()
+    assert (report.layers[0].macs, report.layers[0].weights) == (400, 400)
+    assert report.to_dict()["sparsity"] == pytest.approx(1 - density)
+    text = str(report)
+    assert "Train F" in text
+    assert "dense compute" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "alpha", "expected"),
+    [
+        ({"backward_sparsity": 0.6}, 0.5, lambda d: 2 * d + max(0.4, d)),
+        ({"backward_sparsity": 0.6}, 0.0, lambda d: 3 * d),
+        ({"dense_grad_every": 5}, 0.5, lambda d: 2 * d + (1 + 4 * d) / 5),
+        ({}, 0.5, lambda d: 2 * d + 1),
+        ({}, 0.0, lambda d: 3 * d),
+    ],
+)
+def test_ledger_of_back_sparse_and_infrequent_gradients(loop, fields, alpha, expected):
+    method = AutoSparse(alpha=alpha, schedule="constant", s_init=-2.0, **fields)
+    run = loop(nn.Linear(10, 30, bias=False), method, epochs=1, steps=5, lr=0.0)
+    density = run.sp.densities()[0]
+    run.epoch()
+    assert run.sp.cost.train_fraction == pytest.approx(expected(density) / 3)
+
+
+def test_baseline_epochs_and_the_exact_convention(loop):
+    options = {"epochs": 4, "steps": 5, "lr": 0.0}
+    plain = loop(nn.Linear(10, 30, bias=False), STR(), **options)
+    longer = loop(nn.Linear(10, 30, bias=False), STR(), baseline_epochs=2, **options)
+    exact = loop(nn.Linear(10, 30, bias=False), AutoSparse(alpha=1.0, schedule="constant"), convention="exact", **options)
+    for run in (plain, longer, exact):
+        run.run()
+    assert plain.sp.cost.train_fraction == pytest.approx(plain.sp.densities()[0])
+    assert longer.sp.cost.train_fraction == pytest.approx(2 * longer.sp.densities()[0])
+    assert exact.sp.cost.train_fraction == pytest.approx((exact.sp.densities()[0] + 1) / 2)
+
+
+def test_auto_tune_runs_algorithm_1_and_counts_the_reference_epochs(loop):
+    reference = [1.0, 1.0, 1.0]
+    method = AutoSparse(autotune=AutoTune(epochs=3, reference=reference), zero_epoch=5)
+    run = loop(nn.Linear(10, 30, bias=False), method, epochs=6, lr=0.0, example_input=torch.randn(1, 10))
+    alphas = []
+    for loss in (2.0, 0.5, 1.01, 1.0, 1.0, 1.0):
+        alphas.append(run.sp.alpha)
+        for _ in range(run.steps):
+            run.step()
+        run.sp.end_epoch(loss=loss)
+    tuned = 0.5 * 1.05 * 0.995 * 1.05
+    expected = [0.5, 0.5 * 1.05, 0.5 * 1.05 * 0.995, tuned, tuned * autosparse.schedules.annealing("sigmoid-cosine", 1, 3), 0.0]
+    assert alphas == pytest.approx(expected)
+    density = run.sp.densities()[0]
+    mean = (5 * (2 * density + 1) + 1 * 3 * density) / 6 / 3
+    assert run.sp.cost.train_fraction == pytest.approx(mean + 3 / 6)
+
+
+def test_auto_tune_needs_losses(net, loop):
+    run = loop(net, AutoSparse(autotune=AutoTune(epochs=2, reference=[1.0, 1.0])), epochs=4)
+    for _ in range(run.steps):
+        run.step()
+    with pytest.raises(ValueError, match="auto-tuning needs the mean training loss"):
+        run.sp.end_epoch()
+    assert run.sp.epoch == 0
+
+
+def test_reference_made_with_other_settings_is_called_out(tmp_path, net):
+    recorder = autosparse.ReferenceRecorder(tmp_path / "reference.json", settings={"batch_size": 256, "label_smoothing": 0.1})
+    for loss in (1.0, 0.9):
+        recorder.record(loss)
+    tune = AutoTune(epochs=2, reference=tmp_path / "reference.json", settings={"batch_size": 128, "label_smoothing": 0.1})
+    with pytest.warns(autosparse.SparsityWarning, match=r"other settings: .*batch_size = 256.*128"):
+        autosparse.sparsify(net, AutoSparse(autotune=tune), epochs=4, steps_per_epoch=5)
+
+
+def test_nothing_pruned_yet_is_said_after_two_epochs(net, loop):
+    run = loop(net, AutoSparse(s_init=-30.0), epochs=4, weight_decay=1e-6)
+    run.epoch()
+    with pytest.warns(autosparse.SparsityWarning, match="nothing has been pruned yet"):
+        run.epoch()
+
+
+def test_thresholds_without_decay_are_called_out_at_the_first_step(net, loop):
+    run = loop(net, AutoSparse(), weight_decay=0.0)
+    with pytest.warns(autosparse.SparsityWarning, match="no weight decay"):
+        run.step()
+
+
+def test_a_wrong_number_of_steps_is_called_out(net, loop):
+    run = loop(net, AutoSparse(), steps=5)
+    run.step()
+    with pytest.warns(autosparse.SparsityWarning, match="1 optimizer steps, steps_per_epoch is 5"):
+        run.sp.end_epoch()
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(net, loop):
+    run = loop(net, AutoSparse())
+    run.step()
+    for loss in (math.nan, math.inf, torch.tensor(float("nan"))):
+        with pytest.raises(ValueError, match="nothing was changed"):
+            run.sp.end_epoch(loss=loss)
+    assert (run.sp.epoch, run.sp.history) == (0, [])
+
+
+def test_end_epoch_without_bind_is_an_error(net):
+    sp = autosparse.sparsify(net, AutoSparse(), epochs=1, steps_per_epoch=1)
+    with pytest.raises(RuntimeError, match=r"sp\.bind"):
+        sp.end_epoch()
+
+
+def test_bind_refuses_an_optimizer_without_the_thresholds(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sp = autosparse.sparsify(net, AutoSparse(), epochs=1, steps_per_epoch=1)
+    with pytest.raises(ValueError, match=r"lacks 3 of 3 learned thresholds.*make it after sparsify"):
+        sp.bind(optimizer)
+    with pytest.raises(TypeError, match="takes a torch.optim.Optimizer"):
+        sp.bind("sgd")
+    with pytest.raises(TypeError, match="needs the optimizer"):
+        sp.bind()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": STR()}, "its method is autosparse, this one's str"),
+        ({"method": AutoSparse(alpha=0.5)}, "alpha was 0.75, is 0.5"),
+        ({"exclude": ("4",)}, "layers only in the state: 4"),
+        ({"epochs": 9}, "epochs was 4, is 9"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_and_the_difference_named(net, loop, change, message):
+    run = loop(net, AutoSparse())
+    run.epoch()
+    state = run.sp.state_dict()
+    options = {"method": AutoSparse(), "epochs": 4, "steps_per_epoch": 5, **change}
+    fresh = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+    other = autosparse.sparsify(fresh, options.pop("method"), **options)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    assert other.epoch == 0
+
+
+def test_states_of_another_version_or_kind_are_refused(net, loop):
+    sp = loop(net, AutoSparse()).sp
+    with pytest.raises(ValueError, match="version 99, this release reads 1"):
+        sp.load_state_dict({**sp.state_dict(), "version": 99})
+    with pytest.raises(ValueError, match="not the state of a Sparsifier"):
+        sp.load_state_dict({"weight": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs = 0"),
+        ({"steps_per_epoch": 2.5}, "steps_per_epoch = 2.5"),
+        ({"baseline_epochs": 0}, "baseline_epochs = 0"),
+        ({"guard": "loud"}, "policy is 'loud'; allowed: hold, warn, stop"),
+        ({"density_floor": 1.5}, "floor is 1.5"),
+        ({"convention": "mine"}, "convention must be one of paper, exact"),
+    ],
+)
+def test_bad_options_of_sparsify(net, options, message):
+    with pytest.raises(ValueError, match=message):
+        autosparse.sparsify(net, AutoSparse(), **{"epochs": 4, "steps_per_epoch": 5, **options})
+    assert not any("parametrizations" in key for key in net.state_dict()), "the model is as it was"
+
+
+def test_a_class_instead_of_a_method_is_refused(net):
+    with pytest.raises(TypeError, match="sparsify takes a method such as"):
+        autosparse.sparsify(net, AutoSparse, epochs=1, steps_per_epoch=1)
+
+
+def test_an_example_input_that_the_model_rejects_is_refused_before_anything_is_attached(net):
+    with pytest.raises(ValueError, match=r"\(1, 7\)"):
+        autosparse.sparsify(net, AutoSparse(), epochs=1, steps_per_epoch=1, example_input=torch.randn(1, 7))
+    assert not any("parametrizations" in key for key in net.state_dict())
+
+
+def test_compute_modes(net, loop):
+    sp = loop(net, AutoSparse()).sp
+    sp.compute("auto"), sp.compute("dense")
+    with pytest.raises(RuntimeError, match="no sparse kernels"):
+        sp.compute("sparse")
+    with pytest.raises(ValueError, match="allowed: auto, dense, sparse"):
+        sp.compute("fast")
+
+
+def test_methods_without_scores_or_rounds_say_so(net, loop):
+    run = loop(net, AutoSparse())
+    with pytest.raises(TypeError, match="nothing to score"):
+        run.sp.score([], lambda model, batch: model(batch))
+    with pytest.raises(TypeError, match="one round"):
+        run.sp.next_round(run.opt)
+
+
+def test_thresholds_cast_after_sparsify_are_an_error_at_the_next_step(net, loop):
+    run = loop(net, AutoSparse())
+    run.model.bfloat16()
+    run.x = run.x.bfloat16()
+    with pytest.raises(RuntimeError, match="cast the model before sparsify"):
+        run.step()

@@ -1,0 +1,45 @@
+"""Exact k-th values and counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosparse.tensors import SAMPLE, kth_smallest, split_at, top_mask
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.floats(0, 1), st.sampled_from(["normal", "ties", "sorted", "constant"]))
+def test_kth_smallest_equals_a_sort_also_when_it_samples(seed, fraction, kind):
+    values = torch.randn(9 * SAMPLE, generator=torch.Generator().manual_seed(seed))
+    if kind == "ties":
+        values = (values * 3).round()
+    if kind == "sorted":
+        values = values.sort().values
+    if kind == "constant":
+        values = torch.zeros_like(values)
+    k = max(1, round(fraction * values.numel()))
+    assert kth_smallest(values, k) == values.sort().values[k - 1]
+
+
+def test_k_outside_the_tensor_is_an_error():
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=r"outside 1\.\.4"):
+            kth_smallest(torch.ones(4), k)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(0, 30))
+def test_top_mask_counts_exactly_and_gives_ties_to_the_lower_index(scores, count):
+    mask = top_mask(torch.tensor(scores, dtype=torch.float32), count)
+    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
+    assert sorted(torch.nonzero(mask).reshape(-1).tolist()) == sorted(best)
+
+
+def test_split_at_lies_between_two_magnitudes():
+    values = torch.tensor([0.4, 0.1, 0.2])
+    assert split_at(values, 0).item() == 0
+    assert split_at(values, 1).item() == pytest.approx(0.15)
+    assert split_at(values, 3).item() == pytest.approx(0.4)
