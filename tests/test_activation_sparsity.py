@@ -70,7 +70,7 @@ def linear(weight: list[list[float]], **fields: Any) -> tuple[nn.Linear, Sparsif
 
 def weight_gradient(module: nn.Linear, inputs: Tensor) -> list[list[float]]:
     stored = module.parametrizations["weight"].original  # type: ignore[index,union-attr]
-    (grad,) = torch.autograd.grad(module(inputs).sum(), stored)  # type: ignore[arg-type]
+    (grad,) = torch.autograd.grad(module(inputs).sum(), stored)
     return grad.tolist()  # type: ignore[no-any-return]
 
 
@@ -107,7 +107,7 @@ def test_a_loaded_state_continues_with_its_bound() -> None:
 def test_a_copy_has_a_forward_of_its_own() -> None:
     module, run = linear([[1.0, 2.0, 3.0, 4.0, 5.0]])
     twin = copy.deepcopy(module)
-    assert twin.forward.__self__ is twin
+    assert getattr(twin.forward, "__self__", None) is twin
     with torch.no_grad():
         run.layers[0].stored.zero_()
     assert module(torch.ones(1, 5)).item() == 0
@@ -153,7 +153,7 @@ def test_compiled_equals_eager() -> None:
     net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
     sparsified(net)
     twin = copy.deepcopy(net)
-    compiled = torch.compile(twin, backend="aot_eager")
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     for scale in (1.0, 2.0):
         inputs = scale * torch.randn(4, 2, 5, 5)
         net.zero_grad()

@@ -249,7 +249,7 @@ def test_bind_refuses_an_optimizer_without_the_thresholds(net):
     sp = autosparse.sparsify(net, AutoSparse(), epochs=1, steps_per_epoch=1)
     with pytest.raises(ValueError, match=r"lacks 3 of 3 learned thresholds.*make it after sparsify"):
         sp.bind(optimizer)
-    with pytest.raises(TypeError, match="takes a torch.optim.Optimizer"):
+    with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer"):
         sp.bind("sgd")
     with pytest.raises(TypeError, match="needs the optimizer"):
         sp.bind()

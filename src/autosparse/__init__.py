@@ -11,19 +11,43 @@ __version__ = "0.1.0"
 _HOMES = {
     "AutoSparse": "methods",
     "AutoTune": "autotune",
-    "GradientAnnealing": "methods.annealing",
-    "ReferenceRecorder": "autotune",
-    "STR": "methods",
-    "Sparsifier": "sparsifier",
-    "SparsityWarning": "warning",
+    "CS": "methods",
+    "DNS": "methods",
+    "DNW": "methods",
+    "DPF": "methods",
+    "DSR": "methods",
+    "DST": "methods",
     "gated_mask": "functional",
+    "GMP": "methods",
+    "GradientAnnealing": "methods.annealing",
+    "GraSP": "methods",
     "list_methods": "methods",
+    "LotteryTicket": "methods",
+    "LTP": "methods",
+    "MEST": "methods",
     "method": "methods",
+    "OptG": "methods",
     "profile": "cost",
+    "PruneRetrain": "methods",
+    "Random": "methods",
     "recalibrate": "recalibration",
+    "ReferenceRecorder": "autotune",
+    "RigL": "methods",
+    "SCL": "methods",
+    "SET": "methods",
+    "SNFS": "methods",
+    "SNIP": "methods",
     "soft_threshold": "functional",
+    "Sparsifier": "sparsifier",
     "sparsify": "sparsifier",
+    "SparsityWarning": "warning",
+    "STR": "methods",
+    "SWAT": "methods",
+    "SynFlow": "methods",
     "threshold_decay": "autotune",
+    "TopKAST": "methods",
+    "TopKASTGA": "methods",
+    "TopKASTPP": "methods",
 }
 _ROOMS = ("distributions", "functional", "methods", "models", "schedules")
 
@@ -41,8 +65,32 @@ if TYPE_CHECKING:
     from autosparse.cost import profile as profile
     from autosparse.functional import gated_mask as gated_mask
     from autosparse.functional import soft_threshold as soft_threshold
+    from autosparse.methods import CS as CS
+    from autosparse.methods import DNS as DNS
+    from autosparse.methods import DNW as DNW
+    from autosparse.methods import DPF as DPF
+    from autosparse.methods import DSR as DSR
+    from autosparse.methods import DST as DST
+    from autosparse.methods import GMP as GMP
+    from autosparse.methods import LTP as LTP
+    from autosparse.methods import MEST as MEST
+    from autosparse.methods import SCL as SCL
+    from autosparse.methods import SET as SET
+    from autosparse.methods import SNFS as SNFS
+    from autosparse.methods import SNIP as SNIP
     from autosparse.methods import STR as STR
+    from autosparse.methods import SWAT as SWAT
     from autosparse.methods import AutoSparse as AutoSparse
+    from autosparse.methods import GraSP as GraSP
+    from autosparse.methods import LotteryTicket as LotteryTicket
+    from autosparse.methods import OptG as OptG
+    from autosparse.methods import PruneRetrain as PruneRetrain
+    from autosparse.methods import Random as Random
+    from autosparse.methods import RigL as RigL
+    from autosparse.methods import SynFlow as SynFlow
+    from autosparse.methods import TopKAST as TopKAST
+    from autosparse.methods import TopKASTGA as TopKASTGA
+    from autosparse.methods import TopKASTPP as TopKASTPP
     from autosparse.methods import list_methods as list_methods
     from autosparse.methods import method as method
     from autosparse.methods.annealing import GradientAnnealing as GradientAnnealing

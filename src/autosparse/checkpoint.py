@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from autosparse.tensors import ranks
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
@@ -19,6 +24,7 @@ def save(run: Sparsifier) -> dict[str, Any]:
         **_identity(run),
         "epoch": run.epoch,
         "step": run.step,
+        "epoch_start": run._steps_at_epoch_start,
         "memory": dict(run.memory),
         "history": list(run.history),
         "generator": run.generator.get_state(),
@@ -33,39 +39,59 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
+    missing = [key for key in save(run) if key not in state]
+    if missing:
+        raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
     differences = _differences(state, _identity(run))
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     run.epoch = state["epoch"]
-    run.step = run._steps_at_epoch_start = state["step"]
+    run.step, run._steps_at_epoch_start = state["step"], state["epoch_start"]
     run.memory = dict(state["memory"])
     run.history = list(state["history"])
-    run.generator.set_state(state["generator"])
+    run.generator.set_state(state["generator"].cpu())  # torch.load(map_location=...) moves it
     run.ledger.load_state_dict(state["ledger"])
     for name, part in (("guard", run.guard), ("controller", run.controller), ("tuner", run.tuner)):
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
 
 
+def share(run: Sparsifier) -> None:
+    """Give every rank the state of rank 0: DDP does so for weights, thresholds and masks, which may have started apart."""
+    if ranks() > 1:
+        held = [save(run)]
+        dist.broadcast_object_list(held, src=0, device=run.layers[0].stored.device)
+        load(run, held[0])
+
+
 def _identity(run: Sparsifier) -> dict[str, Any]:
     return {
         "method": run.method.about.name,
-        "fields": run.method.fields(),
+        "fields": _plain(run.method.fields()),
         "layers": {layer.name: list(layer.shape) for layer in run.layers},
         "epochs": run.epochs,
         "steps_per_epoch": run.steps_per_epoch,
     }
 
 
+def _plain(value: Any) -> Any:
+    """Paths as text, tuples as lists: what torch.load(weights_only=True) reads, and JSON gives back the same."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     if saved["method"] != own["method"]:
         return [f"its method is {saved['method']}, this one's {own['method']}"]
     found = [f"{name} was {saved[name]}, is {own[name]}" for name in ("epochs", "steps_per_epoch") if saved[name] != own[name]]
-    fields = {*saved["fields"], *own["fields"]}
+    before, now = _plain(saved["fields"]), own["fields"]
     found += [
-        f"{name} was {saved['fields'].get(name)!r}, is {own['fields'].get(name)!r}"
-        for name in sorted(fields)
-        if saved["fields"].get(name) != own["fields"].get(name)
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
     ]
     gone, new = saved["layers"].keys() - own["layers"].keys(), own["layers"].keys() - saved["layers"].keys()
     found += [f"layers only in the state: {', '.join(sorted(gone))}"] * bool(gone)

@@ -27,16 +27,19 @@ def build_groups(
         groups = list(groups)
         if groups and not isinstance(groups[0], Mapping):
             groups = [{"params": groups, "weight_decay": weight_decay}]
-    built = []
+    built, named = [], False
     for group in groups:
         params = group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
+        named |= any(isinstance(each, tuple) for each in params)
         kept = [each for each in params if id(each[1] if isinstance(each, tuple) else each) not in apart]
         if kept:
             built.append({**group, "params": kept})
     if thresholds:
+        # torch wants names for all parameters or for none
+        learned = [each for each in model.named_parameters() if id(each[1]) in apart] if named else list(thresholds)
         # Coupled decay under Adam is normalised away; SGD and AdamW ignore the key.
-        built.append({"params": list(thresholds), "weight_decay": threshold_decay, "decoupled_weight_decay": True})
+        built.append({"params": learned, "weight_decay": threshold_decay, "decoupled_weight_decay": True})
     return built
 
 

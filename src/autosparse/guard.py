@@ -169,6 +169,13 @@ class GuardState:
         self._running = running
         return counted
 
+    def could_not_hold(self, layer: str) -> list[Event]:
+        """The method has no means to hold this layer: its events of the last check count as warnings."""
+        places = [place for (name, kind), place in self._running.items() if name == layer and kind != "escape"]
+        for place in places:
+            self.events[place] = replace(self.events[place], action="warned")
+        return [self.events[place] for place in places]
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state."""
         return {

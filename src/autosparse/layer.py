@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,3 +107,26 @@ class Layer:
         for place in self.places:
             # unsafe: the checks would run the parametrization once more, and cannot run on the meta device
             parametrize.register_parametrization(place.module, place.tensor, parametrization, unsafe=True)
+            if isinstance(place.module, nn.RNNBase) and _drop_graph not in place.module._forward_hooks.values():
+                place.module.register_forward_hook(_drop_graph)
+
+    def detach(self) -> None:
+        """Remove the parametrization; what is stored stays as it is."""
+        for place in self.places:
+            _own_class(place.module)
+            parametrize.remove_parametrizations(place.module, place.tensor, leave_parametrized=False)
+            hooks = place.module._forward_hooks
+            for key in [key for key, hook in hooks.items() if hook is _drop_graph]:
+                del hooks[key]
+
+
+def _own_class(module: nn.Module) -> None:
+    """Deep copies share the class that torch made for the original: taking a property from it would break all of them."""
+    shared = type(module)
+    content = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, content)
+
+
+def _drop_graph(module: nn.RNNBase, args: Any, output: Any) -> None:
+    """torch keeps the weights of an RNN's last forward pass; with their graph they could be neither copied nor freed."""
+    module._flat_weights = [each if each is None or each.is_leaf else each.detach() for each in module._flat_weights]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 
 from autosparse.layer import Layer
 from autosparse.tensors import assign, is_sharded, whole
@@ -80,8 +79,7 @@ def bake(layers: Sequence[Layer], orders: Orders) -> None:
         )
     effective = [layer.effective() for layer in layers]
     for layer in layers:
-        for place in layer.places:
-            parametrize.remove_parametrizations(place.module, place.tensor, leave_parametrized=False)
+        layer.detach()
     for layer, value in zip(layers, effective, strict=True):
         with torch.no_grad():
             layer.stored.copy_(value)

@@ -87,7 +87,7 @@ class Sparsifier:
         ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
         self.history: list[dict[str, Any]] = []
         self.generator = torch.Generator().manual_seed(seed)
-        self.guard = GuardState(limits) if limits and method.about.budget == "learned" else None
+        self.guard = GuardState(limits) if limits and method.guarded() else None
         self.controller: TargetController | None = None
         self.tuner: AlphaTuner | None = None
         baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
@@ -175,6 +175,8 @@ class Sparsifier:
             self._binding.remove()
         self._binding = Binding(unwrapped, self._before_step, self._after_step)
         self._start()
+        checkpoint.share(self)
+        self._alpha = self.method.annealed(self)
         self._push()
 
     def gradient(self, layer: Layer) -> Tensor:
@@ -182,8 +184,16 @@ class Sparsifier:
         gradient = layer.stored.grad
         if gradient is None:
             raise RuntimeError(f"{layer.name} has no gradient: the method needs one at this step")
-        scale = self._binding.scale() if self._binding else 1.0
+        scale = self.gradient_scale()
         return whole(gradient) if scale == 1.0 else whole(gradient) / scale
+
+    def gradient_scale(self) -> float:
+        """What a GradScaler multiplied the gradients by, where they are not divided yet."""
+        return self._binding.scale() if self._binding else 1.0
+
+    def learned_groups(self) -> list[dict[str, Any]]:
+        """The optimizers' groups that hold the method's own learned tensors."""
+        return find_groups(self.optimizers, self.thresholds())
 
     def optimizer_state(self, layer: Layer) -> dict[str, Any]:
         """The optimizer's state of a layer's stored weight."""
@@ -207,14 +217,14 @@ class Sparsifier:
     def end_epoch(self, loss: float | Tensor | None = None) -> None:
         """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
         self._require_attached()
-        value = None if loss is None else float(loss)
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"the loss of epoch {self.epoch} is {value}: nothing was changed; look for the step that diverged")
         taken = self.step - self._steps_at_epoch_start
         if not taken:
             raise RuntimeError("no optimizer step was seen in this epoch: call sp.bind(optimizer) before training")
-        device = self.layers[0].stored.device
-        value = None if value is None else mean_over_ranks(value, device)
+        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        # the mean first: a loss that is NaN on one rank is an error on all of them, none is left waiting
+        value = None if value is None else mean_over_ranks(value, self.layers[0].stored.device)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the loss of epoch {self.epoch} is {value}: nothing was changed; look for the step that diverged")
         if self.epoch == 0 and taken != self.steps_per_epoch:
             warn(
                 f"the first epoch had {taken} optimizer steps, steps_per_epoch is {self.steps_per_epoch}: schedules and costs "
@@ -229,17 +239,16 @@ class Sparsifier:
         self._warn_if_dense()
         self._settled = plain.fingerprint(self.model, self.layers, self.step)
 
-    def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor]) -> None:
+    def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
         """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
         self.method.score(self, batches, loss_fn)
         self._push()
 
     def next_round(self, *optimizers: Any) -> bool:
         """Begin the next round of a method that trains in rounds; False when the last one is done."""
-        more = self.method.next_round(self)
-        if more:
+        if optimizers:
             self.bind(*optimizers)
-        return more
+        return self.method.next_round(self)
 
     # ------------------------------------------------------------------------------------------------ plain models
 
@@ -312,8 +321,9 @@ class Sparsifier:
             layer.parametrization.gate.fill_(0.0 if held else gate)
 
     def _before_step(self) -> bool:
-        for name, threshold in self._named_thresholds().items():
-            if torch.finfo(threshold.dtype).bits < 32:
+        shared = {f"{each.name}: threshold": getattr(each.parametrization, "threshold", None) for each in self.layers}
+        for name, threshold in {**shared, **self._named_thresholds()}.items():
+            if threshold is not None and torch.finfo(threshold.dtype).bits < 32:
                 raise RuntimeError(
                     f"{name} was cast to {threshold.dtype}: its small changes would be rounded away; "
                     "cast the model before sparsify"
@@ -336,11 +346,11 @@ class Sparsifier:
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
-        self._checked_first_step = True
         self.method.ready(self)
         self._push()
         named = self._named_thresholds()
         check_optimizers(self._binding.optimizers, named)
+        self._checked_first_step = True
         if self.method.needs_decay() and named:
             groups = find_groups(self._binding.optimizers, named.values())
             if all(not group.get("weight_decay", 0) for group in groups):
@@ -353,10 +363,7 @@ class Sparsifier:
     def _warn_if_dense(self) -> None:
         sparsity = self.history[-1]["sparsity"]
         if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
-            warn(
-                f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs. Start sparser (start_sparsity=0.3), "
-                "raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), or set target_sparsity."
-            )
+            warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.prune_more}")
 
     def counts(self) -> Tensor:
         """Active weights of every layer, as one tensor on the model's device: no sync."""

@@ -51,11 +51,12 @@ def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
     densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
     found = guard.check(step, [layer.name for layer in layers], densities, sizes)
     restore = densities_to_restore(found)
+    warned = [event for event in found if event.action == "warned"]
     for layer in layers:
-        if layer.name in restore:
-            layer.parametrization.limit_density(layer.weight(), restore[layer.name])
-    for event in found:
-        if event.count == 1 and event.action == "warned":
+        if layer.name in restore and not layer.parametrization.limit_density(layer.weight(), restore[layer.name]):
+            warned += guard.could_not_hold(layer.name)
+    for event in warned:
+        if event.count == 1:
             warn(str(event))
 
 

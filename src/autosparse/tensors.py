@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SAMPLE = 20_000
+SAMPLE = 10_000
 
 
 def kth_smallest(values: Tensor, k: int) -> Tensor:
@@ -36,10 +36,11 @@ def top_mask(scores: Tensor, count: int) -> Tensor:
         return torch.full(scores.shape, count > 0, dtype=torch.bool, device=scores.device)
     flat = scores.reshape(-1)
     cut = kth_smallest(flat, total - count + 1)
-    mask = flat > cut
-    missing = count - int(torch.count_nonzero(mask))
-    tied = torch.nonzero(flat == cut).reshape(-1)
-    mask[tied[:missing]] = True
+    mask = flat >= cut
+    surplus = int(torch.count_nonzero(mask)) - count
+    if surplus:
+        tied = torch.nonzero(flat == cut).reshape(-1)
+        mask[tied[-surplus:]] = False
     return mask.reshape(scores.shape)
 
 

@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 
 
 def sigmoid(x: Array | float) -> Array:
-    return np.asarray(1 / (1 + np.exp(-np.asarray(x))))
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * np.asarray(x))))
 
 
 class Reference:
@@ -104,7 +104,7 @@ class DSTReference(Reference):
 
 
 class OptGReference(Reference):
-    sparsity, beta = 0.8, 2.0
+    sparsity, beta = 0.8, 3.0
 
     def begin(self) -> None:
         self.learned = {name: np.zeros_like(self.net.weights[name]) for name in LAYERS}
@@ -215,7 +215,7 @@ class CSReference(Reference):
 
 
 class SCLReference(Reference):
-    penalty, start = 2.0, 0.05
+    penalty, start = 0.2, 0.05
 
     def begin(self) -> None:
         self.learned = {name: np.full(self.net.weights[name].shape, self.start) for name in LAYERS}
@@ -234,7 +234,7 @@ class SCLReference(Reference):
 
 CASES: list[tuple[LearnedMask, Callable[[], Reference]]] = [
     (DST(penalty_weight=0.08, reset=0.4), DSTReference),
-    (OptG(sparsity=0.8, beta=2.0), OptGReference),
+    (OptG(sparsity=0.8, beta=3.0), OptGReference),
     (LTP(penalty_weight=0.02, temperature=0.05, start_sparsity=0.1, hard_epoch=4), LTPReference),
     (
         CS(
@@ -248,7 +248,7 @@ CASES: list[tuple[LearnedMask, Callable[[], Reference]]] = [
         ),
         CSReference,
     ),
-    (SCL(penalty_weight=2.0, m_init=0.05), SCLReference),
+    (SCL(penalty_weight=0.2, m_init=0.05), SCLReference),
 ]
 
 

@@ -49,18 +49,20 @@ class Run:
     opt: torch.optim.Optimizer
     shape: tuple[int, ...]
     forward: nn.Module | None = None
+    rows: slice = slice(None)  # this rank's part of every batch
 
     @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
     def step(self) -> float:
-        inputs, targets = batch(self.sp.step, self.shape, self.dtype)
-        loss = nn.functional.cross_entropy((self.forward or self.model)(inputs), targets) + self.sp.penalty()
+        inputs, targets = (each[self.rows] for each in batch(self.sp.step, self.shape, self.dtype))
+        forward = self.model if self.forward is None else self.forward
+        loss = nn.functional.cross_entropy(forward(inputs), targets) + self.sp.penalty()
         self.opt.zero_grad()
         loss.backward()
         self.opt.step()
-        return float(loss)
+        return float(loss.detach())
 
     def advance(self, steps: int, close_last: bool = True) -> None:
         """Train; an epoch is closed after its last step, or left open there if that is where the run stops."""

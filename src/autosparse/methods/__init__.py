@@ -8,10 +8,72 @@ from typing import Any
 
 from autosparse.methods.autosparse import STR, AutoSparse
 from autosparse.methods.base import About, Method
+from autosparse.methods.continuous import CS
+from autosparse.methods.dns import DNS
+from autosparse.methods.dnw import DNW
+from autosparse.methods.dpf import DPF
+from autosparse.methods.dsr import DSR
+from autosparse.methods.dst import DST
+from autosparse.methods.gmp import GMP
+from autosparse.methods.grasp import GraSP
+from autosparse.methods.lottery import LotteryTicket
+from autosparse.methods.ltp import LTP
+from autosparse.methods.mest import MEST
+from autosparse.methods.optg import OptG
+from autosparse.methods.prune_retrain import PruneRetrain
+from autosparse.methods.random_mask import Random
+from autosparse.methods.rigl import RigL
+from autosparse.methods.scl import SCL
+from autosparse.methods.set_ import SET
+from autosparse.methods.snfs import SNFS
+from autosparse.methods.snip import SNIP
+from autosparse.methods.swat import SWAT
+from autosparse.methods.synflow import SynFlow
+from autosparse.methods.topkast import TopKAST, TopKASTGA, TopKASTPP
 
-__all__ = ["METHODS", "STR", "AutoSparse", "Method", "describe", "list_methods", "method"]
-
-METHODS: dict[str, type[Method]] = {cls.about.name: cls for cls in (AutoSparse, STR)}
+CLASSES: tuple[type[Method], ...] = (
+    *(AutoSparse, STR, DST, OptG, LTP, CS, SCL),  # learned during training
+    *(TopKAST, TopKASTPP, TopKASTGA, RigL, SET, DSR, SNFS, MEST, SWAT),  # fixed budget, sparse to sparse
+    *(GMP, DNW, DPF),  # dense to sparse
+    *(SNIP, GraSP, SynFlow, Random),  # before training
+    *(PruneRetrain, LotteryTicket, DNS),  # after or around training
+)
+METHODS = {cls.about.name: cls for cls in CLASSES}
+__all__ = [
+    "CLASSES",
+    "CS",
+    "DNS",
+    "DNW",
+    "DPF",
+    "DSR",
+    "DST",
+    "GMP",
+    "LTP",
+    "MEST",
+    "METHODS",
+    "SCL",
+    "SET",
+    "SNFS",
+    "SNIP",
+    "STR",
+    "SWAT",
+    "About",
+    "AutoSparse",
+    "GraSP",
+    "LotteryTicket",
+    "Method",
+    "OptG",
+    "PruneRetrain",
+    "Random",
+    "RigL",
+    "SynFlow",
+    "TopKAST",
+    "TopKASTGA",
+    "TopKASTPP",
+    "describe",
+    "list_methods",
+    "method",
+]
 
 
 def list_methods() -> list[str]:

@@ -29,6 +29,10 @@ class LearnedThreshold(Method):
     """What AutoSparse and STR share: a soft threshold g(s) that the loss and its decay move, or a target steers."""
 
     shardable: ClassVar[bool] = True
+    prune_more: ClassVar[str] = (
+        "start sparser (start_sparsity=0.3), raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), "
+        "or set target_sparsity"
+    )
 
     s_init: float | None = None
     start_sparsity: float | None = None

@@ -36,6 +36,7 @@ class Method:
     """Base of all methods. Subclasses are frozen dataclasses; what changes over time lives in the Sparsifier's memory."""
 
     about: ClassVar[About]
+    prune_more: ClassVar[str] = "raise the method's penalty or train longer"  # advice when nothing is pruned
     shardable: ClassVar[bool] = False  # can run under FSDP2, where a parameter is only partly on each rank
 
     def check(self, run: Sparsifier) -> None:
@@ -55,7 +56,7 @@ class Method:
     def ready(self, run: Sparsifier) -> None:
         """Refuse to train while something is missing, such as the scores; called at the first step."""
 
-    def score(self, run: Sparsifier, batches: Iterable[Any], loss_fn: Callable[..., Tensor]) -> None:
+    def score(self, run: Sparsifier, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None) -> None:
         """Look at data before training and choose a mask."""
         raise TypeError(f"{self.about.name} does not look at data before training: there is nothing to score")
 
@@ -95,6 +96,10 @@ class Method:
     def learned_decay(self, weight_decay: float) -> float:
         """Weight decay of the method's own learned tensors when the user gives none."""
         return weight_decay
+
+    def guarded(self) -> bool:
+        """Whether a layer's density is something the guard should watch: budgets keep themselves."""
+        return self.about.budget == "learned"
 
     def needs_decay(self) -> bool:
         """Without decay of its thresholds this method prunes nothing."""

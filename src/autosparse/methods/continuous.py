@@ -152,6 +152,9 @@ class CS(LearnedMask):
             return 0.0
         return self.penalty_weight * torch.stack([part.soft().sum() * part.scale for _, part in parts(run, Logits)]).sum()
 
+    def guarded(self) -> bool:
+        return False  # densities start at 0 or 1 by s_init and mean little until beta has grown
+
     def learned_decay(self, weight_decay: float) -> float:
         return 0.0
 

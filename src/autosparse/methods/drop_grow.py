@@ -59,10 +59,11 @@ def apportion(shares: Sequence[float], total: int, capacity: Sequence[int]) -> l
     while places:
         # places without a share fill up last, and then by their room
         weights: Sequence[float] = shares if any(shares[place] > 0 for place in places) else capacity
-        unit = left / sum(weights[place] for place in places)
-        full = [place for place in places if weights[place] * unit >= capacity[place]]
+        together = sum(weights[place] for place in places)
+        parts = {place: weights[place] / together * left for place in places}
+        full = [place for place in places if parts[place] >= capacity[place]]
         for place in full or places:
-            exact[place] = float(capacity[place]) if full else weights[place] * unit
+            exact[place] = float(capacity[place]) if full else parts[place]
         left -= sum(capacity[place] for place in full)
         places = [place for place in places if place not in full] if full else []
     whole = [math.floor(value + 1e-9) for value in exact]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autosparse.methods.base import About, require
 from autosparse.methods.scores import LossFunction, ScoredMask, Scores, required, summed_gradients
@@ -42,7 +43,8 @@ class GraSP(ScoredMask):
     def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
         fixed = list(batches)  # both passes must see the same data
         loss = required(loss_fn, "grasp")
-        with run.model.register_forward_hook(self._cool) if self.temperature != 1 else nullcontext():
+        cooled = run.model.register_forward_hook(self._cool) if self.temperature != 1 else nullcontext()
+        with cooled, sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
             gradients, seen = summed_gradients(run, fixed, loss, "GraSP: gradient")
             products, _ = summed_gradients(run, fixed, loss, "GraSP: Hessian", along=gradients)
         run.ledger.add_dense_steps(_DENSE_STEPS * seen)

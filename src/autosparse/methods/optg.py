@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from autosparse import schedules
-from autosparse.groups import find_groups
 from autosparse.layer import Layer
 from autosparse.methods.base import About, dense_like, require
 from autosparse.methods.learned import LearnedMask, learned_tensor, parts, straight_through
@@ -86,7 +85,7 @@ class OptG(LearnedMask):
 
     def ready(self, run: Sparsifier) -> None:
         scores = {id(score) for score in run.thresholds()}
-        if any(id(each) not in scores for group in _score_groups(run) for each in group["params"]):
+        if any(id(each) not in scores for group in run.learned_groups() for each in group["params"]):
             raise ValueError(
                 "OptG scales the learning rate of its scores, which share an optimizer group with other parameters: "
                 "make the optimizer from sp.param_groups(weight_decay=...)"
@@ -95,14 +94,14 @@ class OptG(LearnedMask):
     def before_step(self, run: Sparsifier) -> bool:
         # The group's lr for this one step: exact under momentum, where a scaled gradient would carry the factor of the
         # time it entered the buffer; and schedulers, which may build on the last lr, never see it.
-        groups = _score_groups(run)
+        groups = run.learned_groups()
         run.memory["lr"] = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = group["lr"] * self.ramp(run.epoch, run.epochs)
         return False
 
     def after_step(self, run: Sparsifier) -> None:
-        for group, lr in zip(_score_groups(run), run.memory.pop("lr"), strict=True):
+        for group, lr in zip(run.learned_groups(), run.memory.pop("lr"), strict=True):
             group["lr"] = lr
 
     def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
@@ -121,8 +120,3 @@ class OptG(LearnedMask):
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
         return density, density, dense_like(density)
-
-
-def _score_groups(run: Sparsifier) -> list[dict[str, Any]]:
-    assert run._binding is not None
-    return find_groups(run._binding.optimizers, run.thresholds())

@@ -78,10 +78,9 @@ class SCL(LearnedMask):
     def before_step(self, run: Sparsifier) -> bool:
         # Here and not in backward: the gradient of the whole step, whatever was accumulated, scaled or averaged over ranks.
         if self.normalize:
-            assert run._binding is not None
             for layer, part in parts(run, Connected):
                 if part.score.grad is not None:
-                    _normalize(part.score.grad, layer.channel_dim, run._binding.scale())
+                    _normalize(part.score.grad, layer.channel_dim, run.gradient_scale())
         return False
 
     def learned_decay(self, weight_decay: float) -> float:

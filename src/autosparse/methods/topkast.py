@@ -14,7 +14,7 @@ from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.base import About, require
 from autosparse.methods.magnitude import DenseGradient
 from autosparse.parametrizations import Masked
-from autosparse.tensors import kth_smallest
+from autosparse.tensors import kth_smallest, top_mask
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
@@ -115,13 +115,13 @@ class TopKAST(DenseGradient):
         return PowerMasked(layer.stored, self.power, self.soft, self.backward_sparsity > 0)
 
     def refresh(self, run: Sparsifier) -> None:
-        super().refresh(run)
-        if self.backward_sparsity:
-            for layer, receives in zip(run.layers, self.largest(run, self.backward_sparsity), strict=True):
-                _of(layer).receives.copy_(receives)  # type: ignore[union-attr]
-        if self.soft:
-            for layer, count in zip(run.layers, self.active_counts(run, self.sparsity), strict=True):
-                _of(layer).set_threshold(self.magnitude(layer), count)
+        forward, backward = self.active_counts(run, self.sparsity), self.active_counts(run, self.backward_sparsity)
+        for layer, count, receiving in zip(run.layers, forward, backward, strict=True):
+            found, magnitude = _of(layer), self.magnitude(layer)
+            found.mask.copy_(top_mask(magnitude, count))
+            if found.receives is not None:
+                found.receives.copy_(top_mask(magnitude, receiving))
+            found.set_threshold(magnitude, count)
 
     def penalty(self, run: Sparsifier) -> Tensor | float:
         """lambda / 2 (sum over A of W^2 + sum over B \\ A of W^2 / d_f), on theta; it takes the place of weight decay."""
@@ -130,10 +130,13 @@ class TopKAST(DenseGradient):
         total = torch.zeros((), device=run.layers[0].stored.device)
         for layer, count in zip(run.layers, self.active_counts(run, self.sparsity), strict=True):
             found = _of(layer)
-            squares = found.full(layer.stored).square()
-            pull = torch.full_like(squares, layer.numel / count, requires_grad=False).masked_fill_(found.mask, 1.0)
-            total = total + (squares * (pull if found.receives is None else pull.mul_(found.receives))).sum()
-        return self.exploration / 2 * total
+            theta = found.full(layer.stored)
+            pulled = theta.detach() * (layer.numel / count)
+            if found.receives is not None:
+                pulled.mul_(found.receives.view(torch.uint8))  # bytes times floats is vectorised, booleans times floats is not
+            # half the sum of squares, as a product with a constant: its gradient is that constant, a short backward pass
+            total = total + (torch.where(found.mask, theta.detach(), pulled) * theta).sum()
+        return self.exploration * (total - total.detach() / 2)
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
         if not run.alpha:

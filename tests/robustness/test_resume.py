@@ -1,0 +1,113 @@
+"""Training 2N steps equals training N, saving, loading in a new process and training N: bit by bit."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autosparse
+from autosparse import STR, AutoSparse
+
+from .resume_worker import CASES
+from .training import begin, differences, mlp
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases cut here and finished by one new process."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("resume")
+    for number, case in enumerate(CASES.values()):
+        run = case.build(seed=number)
+        run.advance(case.cut, case.close_last)
+        torch.save(run.state(), folder / f"{number}.pt")
+    command = [sys.executable, "-m", "tests.robustness.resume_worker", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return {
+        name: torch.load(folder / f"{number}.done.pt", weights_only=True) for number, name in enumerate(CASES)
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resume_in_a_new_process_is_bit_exact(name: str, continued: dict[str, Any]) -> None:
+    case = CASES[name]
+    run = case.build(seed=list(CASES).index(name))
+    run.advance(case.cut, case.close_last)
+    case.finish(run)
+    expected = {**run.state(), "report": str(run.sp.report())}
+    assert differences(continued[name], expected) == []
+    assert (run.sp.step, run.sp.epoch) == (20, 4)
+
+
+def test_the_cases_use_what_they_say(continued: dict[str, Any]) -> None:
+    """A guard that acted and a controller that moved: otherwise their states would be compared empty."""
+    steered = continued["conv, target, SGD"]["sp"]
+    assert steered["guard"]["events"]
+    assert len(steered["controller"]["history"]) == 20
+    assert len(continued["conv, autotune, SGD"]["sp"]["tuner"]["history"]) == 3
+
+
+def test_a_state_of_another_run_is_refused_and_nothing_is_lost() -> None:
+    run = begin(mlp(), AutoSparse(alpha=0.5))
+    run.advance(5)
+    before = copy.deepcopy(run.sp.state_dict())
+    others = {
+        "its method is str, this one's autosparse": begin(mlp(), STR()).sp.state_dict(),
+        r"alpha was 0\.6, is 0\.5": begin(mlp(), AutoSparse(alpha=0.6)).sp.state_dict(),
+        "epochs was 9, is 4": begin(mlp(), AutoSparse(alpha=0.5), epochs=9).sp.state_dict(),
+        r"0 has shape \[30, 10\] in the state, \[24, 10\] here": begin(mlp(width=30), AutoSparse(alpha=0.5)).sp.state_dict(),
+        "layers only in this model: 4": begin(mlp(), AutoSparse(alpha=0.5), exclude="4").sp.state_dict(),
+        "the state has version 99, this release reads 1": {**before, "version": 99},
+        "this is not the state of a Sparsifier": run.model.state_dict(),
+    }
+    for message, state in others.items():
+        with pytest.raises(ValueError, match=message):
+            run.sp.load_state_dict(state)
+        assert differences(run.sp.state_dict(), before) == []
+
+
+@pytest.mark.parametrize("part", ["ledger", "controller", "guard", "generator", "memory", "epoch_start"])
+def test_a_damaged_state_is_refused_and_nothing_is_lost(part: str) -> None:
+    run = begin(mlp(), AutoSparse(alpha=0.5, target_sparsity=0.7))
+    run.advance(7)
+    state = copy.deepcopy(run.sp.state_dict())
+    other = begin(mlp(), AutoSparse(alpha=0.5, target_sparsity=0.7))
+    before = copy.deepcopy(other.sp.state_dict())
+    del state[part]
+    with pytest.raises(ValueError, match=f"lacks {part}"):
+        other.sp.load_state_dict(state)
+    assert differences(other.sp.state_dict(), before) == []
+
+
+def test_a_finalized_run_takes_no_state() -> None:
+    run = begin(mlp(), STR())
+    state = run.sp.state_dict()
+    run.sp.finalize()
+    with pytest.raises(RuntimeError, match="finalized"):
+        run.sp.load_state_dict(state)
+
+
+def test_the_same_fields_in_tuples_and_lists_are_the_same_run() -> None:
+    method = AutoSparse(autotune=autosparse.AutoTune(epochs=2, reference=[0.5, 0.4]))
+    state = begin(mlp(), method).sp.state_dict()
+    state["fields"]["autotune"]["reference"] = tuple(state["fields"]["autotune"]["reference"])
+    begin(mlp(), method).sp.load_state_dict(state)
+
+
+def test_a_reference_file_given_as_a_path_is_saved_as_text(tmp_path: Path) -> None:
+    recorder = autosparse.ReferenceRecorder(tmp_path / "dense.json")
+    for loss in (0.5, 0.4):
+        recorder.record(loss)
+    method = AutoSparse(autotune=autosparse.AutoTune(epochs=2, reference=tmp_path / "dense.json"))
+    run = begin(mlp(), method)
+    torch.save(run.sp.state_dict(), tmp_path / "sp.pt")
+    run.sp.load_state_dict(torch.load(tmp_path / "sp.pt", weights_only=True))
