@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 FILES := src tests examples $(wildcard benchmarks)
 # Several single-threaded test processes use the cores better than one process with many threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .PHONY: run test lint slow clean help
 

@@ -16,7 +16,7 @@ import torch
 from small_runs import Log, Setting
 
 TARGETS = (0.7, 0.8, 0.9, 0.95)
-DECAYS = (2.0, 6.0, 16.0)
+DECAYS = (0.4, 1.0, 2.0, 6.0, 16.0)
 SEEDS = (0, 1, 2)
 
 

@@ -181,3 +181,9 @@ def test_threshold_functions_and_inverses(function):
     assert value.tolist() == pytest.approx(expected.get(function, s.tolist()))
     assert torch.allclose(threshold_inverse(value, function), s)
     assert torch.isfinite(threshold_inverse(torch.zeros(1), function)).all()
+
+
+def test_it_works_under_torch_func():
+    weight = torch.tensor([0.5, 0.2, -0.7])
+    gradient = torch.func.grad(lambda w: soft_threshold(w, torch.tensor([0.3]), 0.5).sum())(weight)
+    assert gradient.tolist() == [1.0, 0.5, 1.0]

@@ -40,6 +40,8 @@ def test_top_mask_counts_exactly_and_gives_ties_to_the_lower_index(scores, count
 
 def test_split_at_lies_between_two_magnitudes():
     values = torch.tensor([0.4, 0.1, 0.2])
-    assert split_at(values, 0).item() == 0
+    assert split_at(values, 0).item() == pytest.approx(0.05), "half the smallest: nothing is cut, and it can be learned"
+    assert split_at(torch.tensor([0.0, 0.0, 0.4]), 1).item() == pytest.approx(0.2), "more zeros than asked for"
+    assert split_at(torch.zeros(3), 1).item() == 0
     assert split_at(values, 1).item() == pytest.approx(0.15)
     assert split_at(values, 3).item() == pytest.approx(0.4)

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autosparse.tensors import whole
+
 
 class Binding:
     """Calls `before` once the gradients are there and `after` when a step was really taken.
@@ -61,7 +63,7 @@ class Binding:
         return (args[0], after_backward, *args[2:]), kwargs
 
     def _run_before(self, optimizer: Optimizer) -> None:
-        self._begun = not _overflowed(optimizer)
+        self._begun = not _overflowed(optimizer) and not _is_rehearsal(optimizer)
         if self._begun and self._before():
             for each in self.optimizers:
                 each.zero_grad(set_to_none=True)
@@ -76,6 +78,14 @@ def _overflowed(optimizer: Optimizer) -> bool:
     """Fused optimizers get overflowing gradients and skip inside their step; others are not called at all."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
+
+
+def _is_rehearsal(optimizer: Optimizer) -> bool:
+    """torch.distributed.checkpoint fills an optimizer's state by a step at rate 0 with zero gradients: no step of the run."""
+    if optimizer.state or any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+        return False
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return not any(each.grad is not None and bool(whole(each.grad).any()) for each in parameters)
 
 
 def unwrap(optimizer: Any) -> Optimizer:

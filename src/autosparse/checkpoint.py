@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from autosparse.tensors import ranks
+from autosparse.tensors import mean_over_ranks, ranks
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
@@ -57,11 +57,22 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
 
 
 def share(run: Sparsifier) -> None:
-    """Give every rank the state of rank 0: DDP does so for weights, thresholds and masks, which may have started apart."""
-    if ranks() > 1:
-        held = [save(run)]
-        dist.broadcast_object_list(held, src=0, device=run.layers[0].stored.device)
+    """Give every rank the state of rank 0, masks included; DDP does so for weights, which may have started apart."""
+    if ranks() == 1:
+        return
+    device = run.layers[0].stored.device
+    held, refusal = [save(run)], None
+    dist.broadcast_object_list(held, src=0, device=device)
+    try:
         load(run, held[0])
+    except ValueError as error:
+        refusal = error
+    # all ranks stop together: one that went on alone would wait for the others forever
+    if mean_over_ranks(float(refusal is None), device) < 1:
+        raise refusal or ValueError("another rank was given another run than this one: all ranks need the same settings")
+    for layer in run.layers:  # DDP leaves buffers alone under broadcast_buffers=False
+        for buffer in layer.parametrization.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def _identity(run: Sparsifier) -> dict[str, Any]:

@@ -63,19 +63,22 @@ def threshold_inverse(threshold: Tensor, function: str) -> Tensor:
 # max(active, gate) is exact for a gate in [0, 1].
 
 
+def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where the mask is True, 0 elsewhere; a new tensor."""
+    return mask.view(torch.uint8).to(dtype)
+
+
 def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tensor:
-    """G_I = 1 on active weights, gate on the pruned ones (0 outside `receives`); overwrites `active`."""
+    """G_I = 1 on active weights, gate on the pruned ones (0 outside `receives`)."""
     gate = gate.to(active.dtype)
-    return torch.maximum(active, gate if receives is None else gate * receives.view(torch.uint8), out=active)
+    return torch.maximum(active, gate if receives is None else as_numbers(receives, active.dtype).mul_(gate))
 
 
 class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
         bound = threshold.to(weight.dtype).clamp_min(0)
-        clipped = torch.maximum(weight, -bound)
-        torch.minimum(clipped, bound, out=clipped)
-        return torch.sub(weight, clipped, out=clipped)
+        return weight - torch.minimum(torch.maximum(weight, -bound), bound)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -98,7 +101,7 @@ class _SoftThreshold(torch.autograd.Function):
 class _GatedMask(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, active: Tensor, gate: Tensor, receives: Tensor | None) -> Tensor:
-        return weight * active.view(torch.uint8)
+        return as_numbers(active, weight.dtype).mul_(weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -107,7 +110,7 @@ class _GatedMask(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         active, gate, receives = ctx.saved_tensors
-        return _gradient_map(active.view(torch.uint8).to(grad.dtype), gate, receives).mul_(grad), None, None, None
+        return _gradient_map(as_numbers(active, grad.dtype), gate, receives).mul_(grad), None, None, None
 
 
 def _like(value: Tensor | float, weight: Tensor) -> Tensor:

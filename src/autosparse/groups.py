@@ -13,20 +13,15 @@ def build_groups(
     model: nn.Module,
     thresholds: Sequence[nn.Parameter],
     groups: Iterable[Any] | None,
-    weight_decay: float,
-    threshold_decay: float,
+    weight_decay: float | None,
+    threshold_decay: float | None,
 ) -> list[dict[str, Any]]:
     """The user's groups (or one of all parameters) without the thresholds, then the thresholds' own group."""
-    for name, value in (("weight_decay", weight_decay), ("threshold_decay", threshold_decay)):
-        if value < 0:
-            raise ValueError(f"{name} = {value}; it must be at least 0")
     apart = {id(threshold) for threshold in thresholds}
-    if groups is None:
-        groups = [{"params": list(model.parameters()), "weight_decay": weight_decay}]
-    else:
-        groups = list(groups)
-        if groups and not isinstance(groups[0], Mapping):
-            groups = [{"params": groups, "weight_decay": weight_decay}]
+    groups = [{"params": list(model.parameters())}] if groups is None else list(groups)
+    if groups and not isinstance(groups[0], Mapping):
+        groups = [{"params": groups}]
+    general, own = _decay("weight_decay", weight_decay), _decay("threshold_decay", threshold_decay)
     built, named = [], False
     for group in groups:
         params = group["params"]
@@ -34,13 +29,20 @@ def build_groups(
         named |= any(isinstance(each, tuple) for each in params)
         kept = [each for each in params if id(each[1] if isinstance(each, tuple) else each) not in apart]
         if kept:
-            built.append({**group, "params": kept})
+            built.append({**general, **group, "params": kept})
     if thresholds:
         # torch wants names for all parameters or for none
         learned = [each for each in model.named_parameters() if id(each[1]) in apart] if named else list(thresholds)
         # Coupled decay under Adam is normalised away; SGD and AdamW ignore the key.
-        built.append({"params": learned, "weight_decay": threshold_decay, "decoupled_weight_decay": True})
+        built.append({"params": learned, **own, "decoupled_weight_decay": True})
     return built
+
+
+def _decay(name: str, value: float | None) -> dict[str, float]:
+    """A group's decay; None leaves it to the optimizer's own default."""
+    if value is not None and value < 0:
+        raise ValueError(f"{name} = {value}; it must be at least 0")
+    return {} if value is None else {"weight_decay": value}
 
 
 def find_groups(optimizers: Sequence[Optimizer], thresholds: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -7,12 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from autosparse.parametrizations import SparseParametrization
 from autosparse.tensors import whole
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Whether this is the Conv1D of transformers (GPT-2), a Linear with its weight transposed; known without importing it."""
+    return any(kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,8 @@ class Layer:
     @property
     def channel_dim(self) -> int:
         """The dimension of the output channels."""
-        return 1 if isinstance(self.places[0].module, _TRANSPOSED) else 0
+        module = self.places[0].module
+        return 1 if isinstance(module, _TRANSPOSED) or is_transposed_linear(module) else 0
 
     @property
     def attached(self) -> bool:
@@ -95,8 +102,13 @@ class Layer:
 
     def effective(self) -> Tensor:
         """The weight that the forward pass sees, whole and detached."""
+        if not self.attached:
+            return self.weight()
+        # thresholds are sharded too under FSDP2
+        held = {name: whole(each.detach()) for name, each in self.parametrization.named_parameters()}
         with torch.no_grad():
-            return self.parametrization(self.weight()) if self.attached else self.weight()
+            found: Tensor = functional_call(self.parametrization, held, (self.weight(),))
+        return found
 
     def active(self) -> Tensor:
         """Where the effective weight is not zero."""

@@ -104,10 +104,10 @@ class Masked(SparseParametrization):
 
     def __init__(self, weight: Tensor, restricts_gradient: bool = False) -> None:
         super().__init__(weight)
-        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
+        # in the weight's memory format: elementwise work on mixed formats is many times slower
+        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool, requires_grad=False))
         self.receives: Tensor | None
-        receives = torch.ones(weight.shape, dtype=torch.bool, device=weight.device) if restricts_gradient else None
-        self.register_buffer("receives", receives)
+        self.register_buffer("receives", self.mask.clone() if restricts_gradient else None)
 
     def forward(self, weight: Tensor) -> Tensor:
         return functional.gated_mask(weight, self.mask, self.gate, self.receives)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from autosparse.layer import Layer
-from autosparse.tensors import assign, is_sharded, whole
+from autosparse.tensors import assign, is_sharded, precise, whole
 from autosparse.warning import warn
 
 Orders = dict[nn.Module, list[str]]
@@ -24,15 +26,18 @@ def parameter_orders(layers: Sequence[Layer]) -> Orders:
 def state(model: nn.Module, layers: Sequence[Layer], keys: Sequence[str]) -> dict[str, Tensor]:
     """A plain state_dict of the model: effective weights under their dense keys, in the order of `keys`."""
     places = {place.key: layer for layer in layers for place in layer.places}
-    effective = {layer.name: layer.effective() for layer in layers}
+    effective = {layer.name: layer.effective().clone() for layer in layers}
     result: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
+    copies: dict[int, Any] = {}  # a tied tensor stays one tensor
+    for key, value in model.state_dict(keep_vars=True).items():
         prefix, _, rest = key.partition("parametrizations.")
         if not rest or prefix + rest.split(".")[0] not in places:
-            result[key] = whole(value.detach()).clone()
+            if id(value) not in copies:
+                copies[id(value)] = whole(value.detach()).clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            result[key] = copies[id(value)]
         elif rest.endswith(".original"):
             plain_key = prefix + rest.split(".")[0]
-            result[plain_key] = effective[places[plain_key].name].clone()
+            result[plain_key] = effective[places[plain_key].name]
     return {**{key: result[key] for key in keys if key in result}, **result}
 
 
@@ -43,13 +48,13 @@ def load(model: nn.Module, layers: Sequence[Layer], state_dict: Mapping[str, Ten
     others = {key: value for key, value in own.items() if not _belongs(key, targets)}
     expected = {
         **{key: layer.shape for key, layer in targets.items()},
-        **{key: value.shape for key, value in others.items()},
+        **{key: value.shape if isinstance(value, Tensor) else None for key, value in others.items()},
     }
     missing, extra = sorted(expected.keys() - state_dict.keys()), sorted(state_dict.keys() - expected.keys())
     wrong = [
         f"{key} has shape {tuple(state_dict[key].shape)}, the model's is {tuple(shape)}"
         for key, shape in expected.items()
-        if key in state_dict and state_dict[key].shape != shape
+        if shape is not None and key in state_dict and state_dict[key].shape != shape
     ]
     if missing or extra or wrong:
         parts = (
@@ -62,7 +67,10 @@ def load(model: nn.Module, layers: Sequence[Layer], state_dict: Mapping[str, Ten
         value = state_dict[key].to(layer.stored.device, layer.stored.dtype)
         assign(layer.stored.detach(), layer.parametrization.right_inverse(value))
     for key, target in others.items():
-        assign(target, state_dict[key].to(target.device))
+        if isinstance(target, Tensor):
+            assign(target, state_dict[key].to(target.device))
+        else:  # from get_extra_state: only its module knows how to take it back
+            model.load_state_dict({key: state_dict[key]}, strict=False)
 
 
 def _belongs(key: str, targets: Mapping[str, Layer]) -> bool:
@@ -74,8 +82,7 @@ def bake(layers: Sequence[Layer], orders: Orders) -> None:
     """Remove all parametrizations and write the effective weights, once for each storage."""
     if any(is_sharded(layer.stored) for layer in layers):
         raise RuntimeError(
-            "a sharded model cannot be made plain in place: take sp.dense_state_dict() on every rank "
-            "and load it into a plain model"
+            "a sharded model cannot be made plain in place: build a plain one on every rank and call sp.finalize(into=plain)"
         )
     effective = [layer.effective() for layer in layers]
     for layer in layers:
@@ -108,7 +115,7 @@ class Fingerprint:
 
 def fingerprint(model: nn.Module, layers: Sequence[Layer], step: int) -> Fingerprint:
     values = [layer.parametrization.threshold_values() for layer in layers]
-    sums = [value.double().sum() for value in values if value is not None]
+    sums = [precise(value).sum() for value in values if value is not None]
     thresholds = torch.stack(sums).tolist() if sums else []
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None]
     batches = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]

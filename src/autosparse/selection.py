@@ -7,9 +7,10 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from autosparse.layer import Layer, Place
+from autosparse.layer import Layer, Place, is_transposed_linear
 from autosparse.parametrizations import SparseParametrization
 from autosparse.warning import warn
 
@@ -67,7 +68,7 @@ def _places(model: nn.Module) -> list[Place]:
 
 def _is_prunable(place: Place) -> bool:
     module, tensor = place.module, place.tensor
-    if isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
+    if isinstance(module, (*_CONVOLUTIONS, nn.Linear)) or is_transposed_linear(module):
         return tensor == "weight"
     if isinstance(module, _RECURRENT):
         return tensor.startswith("weight_")
@@ -124,6 +125,8 @@ def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str
             )
         parameter = place.module._parameters[place.tensor]
         assert parameter is not None
+        if is_lazy(parameter):
+            raise ValueError(f"{place.key} has no shape yet: run one forward pass of the lazy module, then sparsify")
         if id(parameter) in done:
             continue
         done.add(id(parameter))

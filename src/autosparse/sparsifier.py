@@ -21,7 +21,7 @@ from autosparse.layer import Layer
 from autosparse.methods.base import Method
 from autosparse.selection import Patterns, refuse_wrapped, select
 from autosparse.summary import Report, RunCost
-from autosparse.tensors import is_sharded, mean_over_ranks, whole
+from autosparse.tensors import is_sharded, mean_over_ranks, precise, whole
 from autosparse.warning import warn
 
 
@@ -122,7 +122,7 @@ class Sparsifier:
 
     def densities(self) -> list[float]:
         """The fraction of non-zeros of every layer, in the order of `layers`; one sync."""
-        return (self.counts() / self._sizes()).tolist()
+        return self._density().tolist()
 
     def sparsity(self) -> float:
         """The fraction of zeros over all sparsified weights."""
@@ -156,14 +156,18 @@ class Sparsifier:
         return [parameter for layer in self.layers for parameter in layer.parametrization.parameters()]
 
     def param_groups(
-        self, groups: Iterable[Any] | None = None, weight_decay: float = 0.0, threshold_decay: float | None = None
+        self, groups: Iterable[Any] | None = None, weight_decay: float | None = None, threshold_decay: float | None = None
     ) -> list[dict[str, Any]]:
-        """Optimizer groups: the model's parameters (or the user's own groups), and the thresholds in one of their own."""
+        """Optimizer groups: the model's parameters (or the user's own groups), and the thresholds in one of their own.
+
+        weight_decay goes to every group that has none of its own; without it the optimizer's own default holds. Thresholds
+        take the same decay unless threshold_decay is given; steered by a target_sparsity they take none.
+        """
         decay = self.method.learned_decay(weight_decay) if threshold_decay is None else threshold_decay
         return build_groups(self.model, self.thresholds(), groups, weight_decay, decay)
 
     def bind(self, *optimizers: Any) -> None:
-        """Listen to the optimizer's steps; several optimizers that step together are bound in one call."""
+        """Listen to the optimizer's steps; several that step together are bound in one call. Under DDP every rank calls it."""
         self._require_attached()
         unwrapped = [unwrap(optimizer) for optimizer in optimizers]
         if not unwrapped:
@@ -264,13 +268,19 @@ class Sparsifier:
         """The plain state with zeros baked in, at any time; training is not disturbed. Collective under FSDP2."""
         return plain.state(self.model, self.layers, self._plain_keys)
 
-    def finalize(self) -> nn.Module:
-        """Remove the parametrizations and bake the zeros in; the model is plain again, with the keys it had."""
+    def finalize(self, into: nn.Module | None = None) -> nn.Module:
+        """Remove the parametrizations and bake the zeros in; the model is plain again, with the keys it had.
+
+        `into` is a plain model that takes the weights instead: the way out of a sharded model, whose ranks gather them.
+        """
         self._require_attached()
         if self._settled:
             self._settled.warn_if_edited(self.model, self.layers, self.step)
         self._take_profile()
         self.method.detach(self)
+        if into is not None:
+            into.load_state_dict(self.dense_state_dict())
+            return into
         plain.bake(self.layers, self._orders)
         if self._binding:
             self._binding.remove()
@@ -331,8 +341,7 @@ class Sparsifier:
         if not self._checked_first_step:
             self._check_first_step()
         self._take_profile()
-        density = self.counts().double() / self._sizes()
-        self._pending = torch.stack(self.method.passes(density, self))
+        self._pending = torch.stack(self.method.passes(self._density(), self))
         return self.method.before_step(self)
 
     def _after_step(self) -> None:
@@ -369,8 +378,9 @@ class Sparsifier:
         """Active weights of every layer, as one tensor on the model's device: no sync."""
         return torch.stack([torch.count_nonzero(layer.active()) for layer in self.layers])
 
-    def _sizes(self) -> Tensor:
-        return torch.tensor([layer.numel for layer in self.layers], dtype=torch.float64, device=self.layers[0].stored.device)
+    def _density(self) -> Tensor:
+        counts = precise(self.counts())
+        return counts / torch.tensor([layer.numel for layer in self.layers], dtype=counts.dtype, device=counts.device)
 
     def _named_thresholds(self) -> dict[str, nn.Parameter]:
         found = {}

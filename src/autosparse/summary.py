@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autosparse.tensors import precise
+
 if TYPE_CHECKING:
     from autosparse.cost import Profile
     from autosparse.sparsifier import Sparsifier
@@ -132,7 +134,7 @@ def make_report(run: Sparsifier, compute: str) -> Report:
     rows = []
     for layer, count in zip(run.layers, run.counts().tolist(), strict=True):
         values = layer.parametrization.threshold_values() if layer.attached else None
-        threshold = None if values is None else float(values.double().mean())
+        threshold = None if values is None else float(precise(values).mean())
         macs = None if profile is None else profile.macs_of(layer.name)
         rows.append(LayerReport(layer.name, layer.kind, layer.numel, layer.numel - int(count), threshold, macs))
     return Report(
@@ -156,7 +158,7 @@ def epoch_record(run: Sparsifier, loss: float | None) -> dict[str, Any]:
     densities, sizes = run.densities(), [layer.numel for layer in run.layers]
     zeros = sum((1 - density) * size for density, size in zip(densities, sizes, strict=True))
     values = [layer.parametrization.threshold_values() for layer in run.layers]
-    known = [value.double().mean() for value in values if value is not None]
+    known = [precise(value).mean() for value in values if value is not None]
     means = iter(torch.stack(known).tolist() if known else [])
     return {
         "epoch": run.epoch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,9 +42,7 @@ class Case:
         """The order of DESIGN: sparsify, wrap, optimizer, bind."""
         torch.manual_seed(seed)
         model = self.build()
-        sp = autosparse.sparsify(
-            model, self.method, epochs=EPOCHS, steps_per_epoch=STEPS, guard_every=1, density_floor=0.25
-        )
+        sp = autosparse.sparsify(model, self.method, epochs=EPOCHS, steps_per_epoch=STEPS, guard_every=1, density_floor=0.25)
         forward = wrap(model) if wrap else None
         opt = make_optimizer(self.optimizer, sp.param_groups(weight_decay=1e-2))
         sp.bind(opt)
@@ -61,7 +60,7 @@ CASES = {
         wide, (10,), AutoSparse(alpha=0.6, threshold="channel", backward_sparsity=0.3, start_sparsity=0.5)
     ),
     "shared, target": Case(wide, (10,), STR(threshold="shared", target_sparsity=0.6)),
-    "STR, exp": Case(wide, (10,), STR(g="exp", start_sparsity=0.5)),
+    "STR, exp": Case(wide, (10,), STR(g="exp", start_sparsity=0.8)),  # beyond the floor: the guard acts
     "convolutions, batch norm": Case(conv_net, IMAGE, AutoSparse(alpha=0.6, target_sparsity=0.7)),
 }
 SHARDED = ("target", "target, AdamW", "channels, backward sparsity", "shared, target", "STR, exp")
@@ -150,6 +149,7 @@ def run_fsdp(rank: int) -> dict[str, Any]:
             "zeros": [layer.zeros for layer in run.sp.report().layers],
             "kinds": [layer.kind for layer in run.sp.report().layers],
             "finalize": refusal(run.sp.finalize),
+            "plain": run.sp.finalize(into=CASES[name].build()).state_dict(),
             "sharded": hasattr(run.sp.layers[0].stored, "full_tensor"),
         }
     return found
@@ -160,7 +160,7 @@ def run_fsdp_resume(rank: int) -> dict[str, Any]:
     case, options = CASES["target, AdamW"], StateDictOptions(full_state_dict=True)
     first = case.start(seed=0, wrap=shard, rows=rows_of(rank))
     first.advance(6)
-    weights, moments = get_state_dict(first.model, first.opt, options=options)
+    weights, moments = copy.deepcopy(get_state_dict(first.model, first.opt, options=options))
     state = first.sp.state_dict()
     second = case.start(seed=1, wrap=shard, rows=rows_of(rank))
     everywhere = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -170,7 +170,10 @@ def run_fsdp_resume(rank: int) -> dict[str, Any]:
     second.sp.load_state_dict(held[0])
     for run in (first, second):
         run.advance(6)
-    return {"first": first.sp.dense_state_dict(), "second": second.sp.dense_state_dict(), "states": [first.sp.state_dict(), second.sp.state_dict()]}
+    return {
+        "dense": [run.sp.dense_state_dict() for run in (first, second)],
+        "states": [run.sp.state_dict() for run in (first, second)],
+    }
 
 
 def run_fsdp_meta(rank: int) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def run_fsdp_meta(rank: int) -> dict[str, Any]:
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=240))
     parts = (run_ddp, run_autotune, run_refusals, run_fsdp, run_fsdp_resume, run_fsdp_meta)
     found = {part.__name__: part(rank) for part in parts}
     torch.save(found, folder / f"rank{rank}.pt")

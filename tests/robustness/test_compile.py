@@ -44,7 +44,7 @@ def compiled_twin(run: Run, backend: object, threshold_decay: float | None = Non
     model, sp = copy.deepcopy((run.model, run.sp))
     opt = make_optimizer("sgd", sp.param_groups(weight_decay=1e-2, threshold_decay=threshold_decay))
     sp.bind(opt)
-    return Run(model, sp, opt, run.shape, forward=torch.compile(model, fullgraph=True, backend=backend))  # type: ignore[arg-type]
+    return Run(model, sp, opt, run.shape, forward=torch.compile(model, fullgraph=True, backend=backend))
 
 
 def assert_close(left: nn.Module, right: nn.Module, tolerance: float) -> None:

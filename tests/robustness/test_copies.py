@@ -17,7 +17,7 @@ import autosparse
 from autosparse import STR, AutoSparse, AutoTune
 from autosparse.methods.base import Method
 
-from .test_models import Attending, Recurrent, Tied
+from .kinds import Attending, Recurrent, Tied
 from .training import Run, batch, begin, conv_net, differences, make_optimizer, mlp
 
 IMAGE = (1, 8, 8)
@@ -103,7 +103,7 @@ def test_a_tied_weight_stays_tied_in_a_copy() -> None:
     twin, sp = copy.deepcopy((model, run.sp))
     assert sp.finalize() is twin
     assert twin.embed.weight is twin.head.weight
-    assert twin.embed.weight is not model.embed.parametrizations.weight.original  # type: ignore[union-attr]
+    assert twin.embed.weight is not model.embed.parametrizations.weight.original
 
 
 def test_finalize_leaves_copies_alone() -> None:
@@ -115,7 +115,7 @@ def test_finalize_leaves_copies_alone() -> None:
     run.sp.finalize()
     assert torch.equal(best(inputs), expected)
     assert torch.equal(averaged.eval()(inputs), expected)
-    assert [type(each) for each in run.model] == [type(each) for each in conv_net()]  # type: ignore[attr-defined]
+    assert [type(each) for each in run.model] == [type(each) for each in conv_net()]
 
 
 # ----------------------------------------------------------------------------------------------------------- averaged models

@@ -51,7 +51,7 @@ def test_a_model_cast_before_sparsify(cast: str, threshold: torch.dtype) -> None
     dtype = next(model.parameters()).dtype
     run = begin(model, AutoSparse(alpha=0.5, start_sparsity=0.4, backward_sparsity=0.2))
     assert {each.dtype for each in run.sp.thresholds()} == {threshold}
-    assert {layer.parametrization.reach.dtype for layer in run.sp.layers} == {threshold}  # type: ignore[union-attr]
+    assert {layer.parametrization.reach.dtype for layer in run.sp.layers} == {threshold}
     assert model[0].weight.dtype == dtype
     start = run.sp.sparsity()
     assert start == pytest.approx(0.4, abs=0.02)
@@ -63,7 +63,7 @@ def test_a_model_cast_before_sparsify(cast: str, threshold: torch.dtype) -> None
     plain = run.sp.finalize()
     assert torch.equal(plain(inputs), trained)
     assert {each.dtype for each in plain.parameters()} == {dtype}
-    assert sum(int((layer.weight == 0).sum()) for layer in plain if isinstance(layer, nn.Linear)) == zeros  # type: ignore[union-attr, attr-defined]
+    assert sum(int((layer.weight == 0).sum()) for layer in plain if isinstance(layer, nn.Linear)) == zeros
 
 
 @pytest.mark.parametrize("method", [METHOD, STEERED])
@@ -175,7 +175,7 @@ def test_an_overflow_in_one_of_two_optimizers(fused: bool, skipped: int) -> None
     assert sp.step == sp.ledger.steps == 1
 
 
-def test_sharing_of_scaler_and_sparsifier_states_survives_a_checkpoint() -> None:
+def test_a_run_with_skipped_steps_is_saved_and_loaded() -> None:
     run = begin(mlp(), STR(start_sparsity=0.4))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for overflow in (False, True, False):

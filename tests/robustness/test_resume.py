@@ -32,9 +32,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.robustness.resume_worker", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return {
-        name: torch.load(folder / f"{number}.done.pt", weights_only=True) for number, name in enumerate(CASES)
-    }
+    return {name: torch.load(folder / f"{number}.done.pt", weights_only=True) for number, name in enumerate(CASES)}
 
 
 @pytest.mark.parametrize("name", CASES)

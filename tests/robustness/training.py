@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Run:
     opt: torch.optim.Optimizer
     shape: tuple[int, ...]
     forward: nn.Module | None = None
-    rows: slice = slice(None)  # this rank's part of every batch
+    rows: slice = field(default_factory=lambda: slice(None))  # this rank's part of every batch
 
     @property
     def dtype(self) -> torch.dtype:

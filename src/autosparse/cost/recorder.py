@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
@@ -43,6 +43,16 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def call(self, function: Callable[..., Any], model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Watch a function that runs the model's parts by itself, such as a training step."""
+        self._before(model, args, kwargs)
+        output = None
+        try:
+            output = function(*args, **kwargs)
+        finally:
+            self._after(model, args, kwargs, output)
+        return output
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class LearnedThreshold(Method):
         if self._backward_sparsity():
             steering.refresh_reach(layers)
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         return 0.0 if self.target_sparsity is not None else weight_decay
 
     def needs_decay(self) -> bool:
@@ -174,6 +174,13 @@ class AutoSparse(LearnedThreshold):
             f"backward_sparsity = {self.backward_sparsity}; allowed: 0 <= backward_sparsity < 1",
         )
         require(self.dense_grad_every >= 1, f"dense_grad_every = {self.dense_grad_every}; it must be at least 1")
+
+    def fields(self) -> dict[str, Any]:
+        """The config as plain values; reference losses instead of where they were read from."""
+        fields = super().fields()
+        if self.autotune is not None:
+            fields["autotune"]["reference"] = list(self.autotune.losses())
+        return fields
 
     def annealing(self) -> GradientAnnealing:
         alpha = self.autotune.start if self.autotune else self.alpha

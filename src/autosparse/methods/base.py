@@ -93,7 +93,7 @@ class Method:
         """Densities of the forward, input-gradient and weight-gradient passes of the present step, one value a layer."""
         return density, density, density
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         """Weight decay of the method's own learned tensors when the user gives none."""
         return weight_decay
 

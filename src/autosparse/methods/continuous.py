@@ -155,7 +155,7 @@ class CS(LearnedMask):
     def guarded(self) -> bool:
         return False  # densities start at 0 or 1 by s_init and mean little until beta has grown
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         return 0.0
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:

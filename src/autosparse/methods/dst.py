@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 def step_derivative(x: Tensor) -> Tensor:
     """H'(x): 2 - 4|x| up to .4, then .4 up to 1, then 0."""
     size = x.abs()
-    return torch.where(size <= 0.4, 2 - 4 * size, 0.4 * (size <= 1))
+    # the larger of the two branches is the right one everywhere, and on a CPU far quicker than torch.where
+    return torch.maximum(2 - 4 * size, size.le_(1).mul_(0.4))
 
 
 class _TrainedStep(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor) -> Tensor:
-        return weight * (weight.abs() > threshold.to(weight.dtype))
+        return weight.abs().gt_(threshold.to(weight.dtype)).mul_(weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -38,10 +39,10 @@ class _TrainedStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         weight, threshold = ctx.saved_tensors
-        distance = weight.abs() - threshold.to(weight.dtype)
-        structure = grad * weight * step_derivative(distance)
+        distance = weight.abs().sub_(threshold.to(weight.dtype))
+        structure = step_derivative(distance).mul_(weight).mul_(grad)
         to_threshold = -structure.to(threshold.dtype).sum_to_size(threshold.shape)
-        return grad * (distance > 0) + structure * weight.sign(), to_threshold
+        return distance.gt_(0).mul_(grad).addcmul_(structure, weight.sign()), to_threshold
 
 
 class FilterThreshold(SparseParametrization):

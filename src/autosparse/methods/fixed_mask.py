@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from autosparse.distributions import DISTRIBUTIONS, counts, distribute
+from autosparse.functional import as_numbers
 from autosparse.layer import Layer
 from autosparse.methods.base import Method, first_and_last, require
 from autosparse.parametrizations import Masked
@@ -52,8 +53,7 @@ def clear_state(run: Sparsifier, layer: Layer, keep: Tensor) -> None:
 
 def hold(layer: Layer) -> None:
     """Put exact zeros where the stored weight is pruned, whatever the optimizer did to it."""
-    # bytes times floats is vectorised, booleans times floats is not
-    layer.stored.detach().mul_(mask_of(layer).view(torch.uint8))
+    layer.stored.detach().mul_(as_numbers(mask_of(layer), layer.stored.dtype))
 
 
 def random_mask(layer: Layer, count: int, generator: torch.Generator) -> Tensor:

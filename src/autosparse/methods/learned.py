@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from autosparse.functional import as_numbers
 from autosparse.layer import Layer
 from autosparse.methods.base import Method, first_and_last
 from autosparse.parametrizations import SparseParametrization
@@ -34,6 +35,8 @@ class LearnedMask(Method):
 def learned_tensor(weight: Tensor, shape: Sequence[int], value: float) -> nn.Parameter:
     """A learned tensor of a layer, in at least float32 whatever the weight is: its steps are small."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
+    if tuple(shape) == tuple(weight.shape):  # in the weight's memory format
+        return nn.Parameter(torch.full_like(weight, value, dtype=dtype, requires_grad=False))
     return nn.Parameter(torch.full(tuple(shape), value, dtype=dtype, device=weight.device))
 
 
@@ -82,7 +85,7 @@ class SoftMask(SparseParametrization):
         super().__init__(weight)
         # Tensors, so that forward has no branch in Python: compiled graphs stay valid when the mask becomes hard.
         self.register_buffer("hard", torch.zeros(1, dtype=torch.bool, device=weight.device))
-        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
+        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool, requires_grad=False))
 
     def survivors(self, weight: Tensor) -> Tensor:
         """Where a weight would stay if the mask became hard now."""
@@ -90,7 +93,7 @@ class SoftMask(SparseParametrization):
 
     def choose(self, soft: Tensor) -> Tensor:
         """The soft mask, or the hard one once there is one."""
-        return torch.where(self.hard, self.mask.to(soft.dtype), soft)
+        return torch.lerp(soft, as_numbers(self.mask, soft.dtype), self.hard.to(soft.dtype))
 
     def active(self, weight: Tensor) -> Tensor:
         return torch.where(self.hard, self.mask, self.survivors(weight)) & (weight != 0)

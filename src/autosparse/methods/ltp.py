@@ -123,7 +123,7 @@ class LTP(LearnedMask):
             found.append(part.soft(weight).sum())
         return self.penalty_weight * torch.stack(found).sum()
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         return 0.0
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:

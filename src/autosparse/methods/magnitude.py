@@ -114,9 +114,10 @@ class Magnitude(Method):
 
 def _largest_of_all(magnitudes: Sequence[Tensor], sparsity: float) -> list[Tensor]:
     """One ranking over all layers; the largest weight of each always stays, so that no layer dies."""
-    for each in magnitudes:
-        each.view(-1)[each.argmax()] = torch.inf
-    ranked = torch.cat([each.reshape(-1) for each in magnitudes])
+    flat = [each.reshape(-1) for each in magnitudes]
+    for each in flat:
+        each[each.argmax()] = torch.inf
+    ranked = torch.cat(flat)
     count = counts({"all": (ranked.numel(),)}, {"all": sparsity})["all"]
     parts = torch.split(top_mask(ranked, count), [each.numel() for each in magnitudes])
     return [part.reshape(each.shape) for part, each in zip(parts, magnitudes, strict=True)]

@@ -28,7 +28,7 @@ class Scored(SparseParametrization):
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
         self.score = learned_tensor(weight, weight.shape, 0.0)
-        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
+        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool, requires_grad=False))
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * straight_through(self.score, self.mask).to(weight.dtype)
@@ -115,7 +115,7 @@ class OptG(LearnedMask):
         for (layer, part), chosen in zip(scored, torch.split(mask, [layer.numel for layer, _ in scored]), strict=True):
             part.mask.copy_(chosen.reshape(layer.shape))
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         return 0.0
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:

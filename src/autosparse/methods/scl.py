@@ -83,7 +83,7 @@ class SCL(LearnedMask):
                     _normalize(part.score.grad, layer.channel_dim, run.gradient_scale())
         return False
 
-    def learned_decay(self, weight_decay: float) -> float:
+    def learned_decay(self, weight_decay: float | None) -> float | None:
         return 0.0
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:

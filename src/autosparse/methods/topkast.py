@@ -117,7 +117,7 @@ class TopKAST(DenseGradient):
     def refresh(self, run: Sparsifier) -> None:
         forward, backward = self.active_counts(run, self.sparsity), self.active_counts(run, self.backward_sparsity)
         for layer, count, receiving in zip(run.layers, forward, backward, strict=True):
-            found, magnitude = _of(layer), self.magnitude(layer)
+            found, magnitude = _of(layer), self.magnitude(layer).contiguous()  # flattened once, for all that follows
             found.mask.copy_(top_mask(magnitude, count))
             if found.receives is not None:
                 found.receives.copy_(top_mask(magnitude, receiving))
@@ -131,11 +131,12 @@ class TopKAST(DenseGradient):
         for layer, count in zip(run.layers, self.active_counts(run, self.sparsity), strict=True):
             found = _of(layer)
             theta = found.full(layer.stored)
-            pulled = theta.detach() * (layer.numel / count)
+            active = functional.as_numbers(found.mask, theta.dtype)
+            pulled = (1 - active).mul_(layer.numel / count)
             if found.receives is not None:
-                pulled.mul_(found.receives.view(torch.uint8))  # bytes times floats is vectorised, booleans times floats is not
+                pulled.mul_(functional.as_numbers(found.receives, theta.dtype))
             # half the sum of squares, as a product with a constant: its gradient is that constant, a short backward pass
-            total = total + (torch.where(found.mask, theta.detach(), pulled) * theta).sum()
+            total = total + (pulled.add_(active).mul_(theta.detach()) * theta).sum()
         return self.exploration * (total - total.detach() / 2)
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,90 @@
+"""Writes docs/supported.md from what the tests assert for every method: python docs/make_support_table.py"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from autosparse.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "supported.md"
+
+# column: the test that stands behind a "yes"; [] at its end means that it has a case for every method that it covers
+TESTS = {
+    "AMP": "tests/every_method/test_training.py::test_steps_in_bfloat16_autocast[]",
+    "compile": "tests/every_method/test_compile.py::test_a_compiled_step_equals_the_eager_one[]",
+    "DDP": "tests/every_method/test_processes.py::test_two_ranks_stay_bit_identical",
+    "FSDP2": "tests/robustness/test_distributed.py::test_fsdp2_equals_one_process",
+    "accumulation": "tests/test_docs.py::test_accumulated_batches_equal_the_whole_batch[]",
+    "resume": "tests/every_method/test_processes.py::test_resume_in_a_new_process_is_bit_exact",
+}
+HEAD = """# Supported combinations
+
+Written by `docs/make_support_table.py` from the tests: a "yes" stands for a test that runs this method in this combination.
+All of them run on the CPU; nothing here was run on CUDA or another device.
+
+| method | AMP | compile | DDP | FSDP2 | accumulation | resume | kernels |
+|---|---|---|---|---|---|---|---|
+"""
+TAIL = """
+What stands behind a "yes":
+
+| | the test asserts |
+|---|---|
+| AMP | training steps under bfloat16 autocast, learned tensors in float32; skipped steps of a GradScaler are tested with AutoSparse |
+| compile | one graph without breaks (`fullgraph=True`), and a step equal to the eager one, on a convolutional net and a Transformer |
+| DDP | two gloo processes, bit-identical weights, masks, thresholds and reports, though the ranks see other images |
+| FSDP2 | two gloo processes, equal to one process with the whole batch |
+| accumulation | two half batches a step equal the whole batch |
+| resume | a run that is cut and continued in a new process ends as the unbroken one does, bit by bit |
+| kernels | none in this version: all layers compute densely with torch, the zeros are counted, not skipped |
+
+What stands behind a "no":
+
+- FSDP2: methods that rank, mask or score whole weights are refused at `bind`, since every rank holds only a part of each; use DDP.
+- SWAT keeps the largest activations of every batch, so half batches choose others than the whole batch; it trains, but the two are not equal.
+
+The integrations refuse what they cannot do: FSDP and DeepSpeed in the Hugging Face Trainer and in Lightning
+([integrations](integrations.md)).
+"""
+
+
+def collected() -> set[str]:
+    """The ids of all tests behind the columns, as pytest finds them."""
+    files = sorted({test.partition("::")[0] for test in TESTS.values()})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(f"pytest could not collect the tests:\n{found.stdout[-2000:]}{found.stderr[-2000:]}")
+    return {line.strip() for line in found.stdout.splitlines() if "::" in line}
+
+
+def is_tested(column: str, name: str, ids: set[str]) -> bool:
+    test = TESTS[column]
+    if not test.endswith("[]"):
+        return any(each.partition("[")[0] == test for each in ids)
+    case = re.compile(re.escape(test[:-2]) + r"\[" + re.escape(name) + r"(-[^\]]*)?\]")
+    return any(case.fullmatch(each) for each in ids)
+
+
+def cell(column: str, name: str, ids: set[str]) -> str:
+    if column == "FSDP2" and not METHODS[name].shardable:
+        return "no: refused"
+    if column == "accumulation" and name == "swat":
+        return "no: per batch"
+    return "yes" if is_tested(column, name, ids) else "not tested"
+
+
+def page(ids: set[str]) -> str:
+    rows = [
+        f"| [{name}](methods/{name}.md) | " + " | ".join(cell(column, name, ids) for column in TESTS) + " | none yet |"
+        for name in METHODS
+    ]
+    return HEAD + "\n".join(rows) + "\n" + TAIL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(collected()), encoding="utf-8")

@@ -1,0 +1,19 @@
+"""A hook of mkdocs: pages of methods and of results appear in the navigation by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def on_config(config: Any) -> Any:
+    """Add the folders' pages in front of the reference, each folder's README first."""
+    folders = {name: pages(Path(config["docs_dir"]), name) for name in ("methods", "results")}
+    sections = [{name.capitalize(): found} for name, found in folders.items() if found]
+    config["nav"][-1:-1] = sections
+    return config
+
+
+def pages(docs: Path, folder: str) -> list[str]:
+    found = [path.relative_to(docs).as_posix() for path in (docs / folder).rglob("*.md")]
+    return sorted(found, key=lambda name: (not name.endswith("README.md"), name))

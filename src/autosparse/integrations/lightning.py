@@ -1,0 +1,144 @@
+"""Sparse runs in Lightning: one callback; the LightningModule stays as it is.
+
+    sparse = SparseTraining(AutoSparse(target_sparsity=0.9), exclude=("head",))
+    Trainer(max_epochs=30, callbacks=[sparse]).fit(module, loader)
+    sparse.sparsifier.finalize()  # the module is plain again, with its zeros
+
+Thresholds get an optimizer group beside that of their weights, and no clipping; with manual optimization clip inside
+`with sparse.thresholds_aside():`. A method's penalty is added to the gradients: leave it out of the loss. Auto-tuning takes
+the epoch's mean of a loss that the module logs: `self.log("train_loss", loss, on_step=False, on_epoch=True)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autosparse.integrations.gradients import Gradients
+from autosparse.integrations.lightning_run import EpochLoss, check_plan, plan
+from autosparse.integrations.module_hooks import count_macs, follow, unfollow
+from autosparse.integrations.regroup import move_thresholds
+from autosparse.methods.base import Method
+from autosparse.sparsifier import Sparsifier, sparsify
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+except ImportError as error:
+    raise ImportError('the Lightning callback needs lightning: pip install "autosparse[lightning]"') from error
+
+
+class SparseTraining(Callback):
+    """A method at work in a Trainer; `options` are those of `autosparse.sparsify`. `sparsifier` is there once `fit` began."""
+
+    sparsifier: Sparsifier
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        loss: str = "train_loss",
+        threshold_decay: float | None = None,
+        steps_per_epoch: int | None = None,
+        finalize: bool = False,
+        **options: Any,
+    ) -> None:
+        self.method, self.loss, self.threshold_decay, self.options = method, EpochLoss(loss), threshold_decay, options
+        self.steps_per_epoch, self.finalize = steps_per_epoch, finalize
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+                raise ValueError(f"{type(trainer.strategy).__name__} hides weights from their thresholds: use strategy='ddp'")
+            # no callback is called between the module's own setup and the loading of a checkpoint
+            follow(pl_module, "configure_model", lambda: self._attach(trainer, pl_module))
+            follow(pl_module, "on_load_checkpoint", self._check)
+
+    def _attach(self, trainer: Trainer, module: LightningModule) -> None:
+        if self._attached() and self.sparsifier.model is module:
+            return
+        if self.steps_per_epoch is None:
+            trainer.fit_loop.setup_data()
+            trainer.fit_loop._combined_loader = None  # set up anew after a restore, or it would not get its saved state
+        epochs, steps = plan(trainer, self.steps_per_epoch)
+        self.sparsifier = sparsify(module, self.method, epochs=epochs, steps_per_epoch=steps, **self.options)
+        self._gradients = Gradients(self.sparsifier)
+
+    def _attached(self) -> bool:
+        return hasattr(self, "sparsifier") and self.sparsifier.layers[0].attached
+
+    def _check(self, checkpoint: dict[str, Any]) -> None:
+        """Before the weights are loaded: keys that do not fit would say less."""
+        state = checkpoint.get("callbacks", {}).get(self.state_key)
+        if not state:
+            raise ValueError("this is no checkpoint of a sparse run: load its weights into the module, fit without ckpt_path")
+        self.load_state_dict(state)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        unfollow(pl_module, "configure_model", "on_load_checkpoint")
+        if any(torch.finfo(each.dtype).bits < 32 for each in self.sparsifier.thresholds()):
+            raise ValueError(f"precision={trainer.precision!r} rounds the thresholds' changes away: use 'bf16-mixed' or '32'")
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        optimizers = move_thresholds(self.sparsifier, trainer.optimizers, schedulers, self.threshold_decay)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._gradients.hook)  # before bind: methods look at all gradients
+        self.sparsifier.bind(*optimizers)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        check_plan(trainer, self.sparsifier, pl_module.automatic_optimization)
+        if self.sparsifier.epoch < trainer.current_epoch:  # resumed after the last batch of an epoch: its end is not announced
+            self._end_epoch(self.loss.take_begun())
+        if self.sparsifier.cost.profile is None:
+            count_macs(self.sparsifier, pl_module, "training_step")
+
+    @contextmanager
+    def thresholds_aside(self) -> Iterator[None]:
+        """Clip gradients in here: those of thresholds are neither counted nor changed."""
+        self._gradients.set_aside()
+        yield
+        self._gradients.put_back()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._gradients.set_aside()  # Lightning clips next; the step's hook puts them back
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.loss.join(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sp = self.sparsifier
+        self._end_epoch(self.loss.take(trainer))
+        values = {"sparsity": sp.sparsity(), "alpha": sp.alpha}
+        if sp.cost.profile is not None:
+            values["train_fraction"] = sp.cost.train_fraction
+        pl_module.log_dict(values, sync_dist=True, batch_size=1)
+
+    def _end_epoch(self, loss: Tensor | None) -> None:
+        tuner = self.sparsifier.tuner
+        if loss is None and tuner and not tuner.tuned:
+            name = self.loss.name
+            raise ValueError(
+                f"auto-tuning needs the epoch's mean of {name!r}: write self.log({name!r}, loss, on_step=False, on_epoch=True) "
+                "in training_step, or name another logged loss with SparseTraining(..., loss=...)"
+            )
+        self.sparsifier.end_epoch(loss)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.finalize:
+            self.sparsifier.finalize()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state and state["sparsifier"]["step"] > state["sparsifier"]["epoch_start"]:
+            state["begun"] = self.loss.so_far(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sparsifier": self.sparsifier.state_dict(), "begun": None} if self._attached() else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._attached():
+            self.sparsifier.load_state_dict(state_dict["sparsifier"])
+            self.loss.begun = state_dict["begun"]

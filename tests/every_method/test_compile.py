@@ -1,0 +1,36 @@
+"""torch.compile of every method: one graph without breaks, and a step that equals the eager one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import autosparse
+
+from .running import NETS, active, begin
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", autosparse.list_methods())
+def test_a_compiled_step_equals_the_eager_one(name: str, net: str) -> None:
+    eager = begin(name, net, "sgd")
+    compiled = begin(name, net, "sgd", wrap=lambda model: torch.compile(model, backend="aot_eager", fullgraph=True))  # type: ignore[arg-type, return-value]
+    for run in (eager, compiled):
+        run.score()
+    assert compiled.step() == pytest.approx(eager.step(), abs=1e-6)
+    found = dict(compiled.model.named_parameters())
+    for key, parameter in eager.model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[key].grad, parameter.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[key], parameter, rtol=1e-4, atol=1e-6)
+    for layer, other in zip(eager.sp.layers, compiled.sp.layers, strict=True):
+        assert torch.equal(active(other), active(layer))

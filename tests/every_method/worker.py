@@ -1,0 +1,77 @@
+"""The other processes of test_processes.py: `resume` continues saved runs, `rank` is one of two that train together."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autosparse
+
+from .running import COMBINATIONS, begin, counts, resumed
+from .settings import BATCH, TOTAL
+
+WORLD = 2
+TOGETHER = (("conv", "sgd"), ("transformer", "adamw"))
+
+
+def resume(folder: Path) -> None:
+    """Continue every run to its end."""
+    saved = torch.load(folder / "cut.pt", weights_only=True)
+    ended = {}
+    for name in saved:
+        for net, optimizer in COMBINATIONS:
+            run = resumed(name, net, optimizer, saved[name][f"{net}, {optimizer}"])
+            run.advance(TOTAL)
+            ended[f"{name}, {net}, {optimizer}"] = {**run.state(), "report": str(run.sp.report())}
+    torch.save(ended, folder / "ended.pt")
+
+
+def parallel(model: nn.Module, net: str) -> nn.Module:
+    # without the broadcast of buffers a method has to keep its masks equal by itself
+    return DistributedDataParallel(model, broadcast_buffers=net == "conv")
+
+
+def rank(number: int, folder: Path) -> None:
+    """Train every method on this rank's half of each batch, from weights that differ until they are wrapped."""
+    store = dist.FileStore(str(folder / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=WORLD, timeout=timedelta(seconds=120))
+    half = BATCH // WORLD
+    found: dict[str, Any] = {}
+    for name in autosparse.list_methods():
+        for net, optimizer in TOGETHER:
+            run = begin(
+                name,
+                net,
+                optimizer,
+                seed=number,
+                wrap=lambda model, net=net: parallel(model, net),  # type: ignore[misc]
+                rows=slice(number * half, number * half + half),
+            )
+            run.score()
+            seen: list[list[int]] = []
+            run.advance(TOTAL, lambda run=run, seen=seen: seen.append(counts(run)))  # type: ignore[misc]
+            state = run.state()
+            # batch-norm statistics are each rank's own
+            state["model"] = {key: value for key, value in state["model"].items() if "running" not in key}
+            numbers = {"counts": seen, "sparsity": run.sp.sparsity(), "report": str(run.sp.report())}
+            found[f"{name}, {net}, {optimizer}"] = {**state, **numbers}
+    torch.save(found, folder / f"rank{number}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", autosparse.SparsityWarning)
+    if sys.argv[1] == "resume":
+        resume(Path(sys.argv[2]))
+    else:
+        rank(int(sys.argv[1]), Path(sys.argv[2]))

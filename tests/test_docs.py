@@ -1,0 +1,170 @@
+"""The documentation is true: every Python block runs, every page is reachable, every public name is in the reference."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import socket
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosparse
+from autosparse.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "text", "console", ""}
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+class MyNet(nn.Module):
+    """The reader's own model: two convolutions with batch norm and a classifier, for 8x8 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.bn1(self.conv1(images)))
+        hidden = torch.relu(self.bn2(self.conv2(hidden)))
+        logits: Tensor = self.fc(hidden.mean(dim=(2, 3)))
+        return logits
+
+
+def prelude() -> dict[str, Any]:
+    """What the pages call the reader's own: a model, a loader, a loss."""
+    data = torch.Generator().manual_seed(0)
+    batches = [(torch.rand(16, 1, 8, 8, generator=data), torch.randint(10, (16,), generator=data)) for _ in range(4)]
+    names = {"torch": torch, "nn": nn, "autosparse": autosparse, "AutoSparse": autosparse.AutoSparse}
+    return {**names, "MyNet": MyNet, "model": MyNet(), "loader": batches, "criterion": nn.CrossEntropyLoss()}
+
+
+def fences(page: Path) -> list[tuple[int, str, str]]:
+    """Line, language and code of every fenced block."""
+    text = page.read_text(encoding="utf-8")
+    found = [(text[: each.start()].count("\n") + 2, each["language"].strip(), each["code"]) for each in FENCE.finditer(text)]
+    return [(line, language, textwrap.dedent(code)) for line, language, code in found]
+
+
+def run_page(page: Path) -> None:
+    """All Python blocks of a page in order, in one namespace, with the lines of the page in tracebacks."""
+    names = prelude()
+    for line, language, code in fences(page):
+        if language == "python":
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+
+
+def one_process() -> dict[str, str]:
+    """What torchrun tells a run of one process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if page.stem == "resume-and-distributed":
+        for name, value in one_process().items():
+            monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        # a page that makes the library complain teaches the wrong thing
+        warnings.simplefilter("error", autosparse.SparsityWarning)
+        run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    assert {language for _, language, _ in fences(page)} <= LANGUAGES
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(fences(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [each["target"] for each in LINK.finditer(page.read_text(encoding="utf-8"))]
+    missing = [each for each in targets if "://" not in each and not (page.parent / each).exists()]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """Those of methods and results are added by docs/navigation.py."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text[text.index("\nnav:") :], re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+    added = runpy.run_path(str(DOCS / "navigation.py"))["on_config"]({"docs_dir": str(DOCS), "nav": [{"Reference": []}]})
+    methods = next(section["Methods"] for section in added["nav"] if "Methods" in section)
+    assert methods[0] == "methods/README.md"
+    assert {f"methods/{name}.md" for name in autosparse.list_methods()} <= set(methods)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    documented = set(re.findall(r"^::: autosparse\.([\w.]+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    rooms = {name for name in autosparse.__all__ if type(getattr(autosparse, name)).__name__ == "module"}
+    homes = {f"{autosparse._HOMES[name]}.{name}" for name in autosparse._HOMES}
+    listed = {name.rpartition(".")[2] for name in documented}
+    assert {home.rpartition(".")[2] for home in homes} <= listed
+    assert {room for room in rooms if room != "methods"} <= {name.partition(".")[0] for name in documented}
+
+
+# ------------------------------------------------------------------------------------------------ supported combinations
+
+
+def accumulated(name: str, parts: int) -> tuple[autosparse.Sparsifier, nn.Module]:
+    """Four steps on the same sixteen samples, each step in one or more batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    often = {"update_every": 2} if "update_every" in METHODS[name].__dataclass_fields__ else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", autosparse.SparsityWarning)  # OptG's ramp needs more than two epochs
+        sp = autosparse.sparsify(model, autosparse.method(name, **often), epochs=2, steps_per_epoch=2)
+    opt = torch.optim.SGD(sp.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)
+    sp.bind(opt)
+    inputs, targets = torch.randn(16, 12, dtype=torch.float64), torch.randint(3, (16,))
+    if autosparse.methods.describe(name).family == "before training" and name != "random":
+        sp.score([(inputs, targets)], lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    for _ in range(2):
+        for _ in range(2):
+            opt.zero_grad()
+            for part, labels in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
+                ((nn.functional.cross_entropy(model(part), labels) + sp.penalty()) / parts).backward()
+            opt.step()
+        sp.end_epoch(loss=1.0)
+    return sp, model
+
+
+@pytest.mark.parametrize("name", [name for name in autosparse.list_methods() if name != "swat"])
+def test_accumulated_batches_equal_the_whole_batch(name: str) -> None:
+    (whole, expected), (halves, found) = accumulated(name, 1), accumulated(name, 2)
+    assert whole.step == halves.step == 4
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[key], value, rtol=0, atol=1e-9, msg=key)
+    assert halves.report().zeros == whole.report().zeros
+
+
+def test_swat_sees_other_activations_in_half_batches() -> None:
+    (_, expected), (_, found) = accumulated("swat", 1), accumulated("swat", 2)
+    assert any(not torch.allclose(found.state_dict()[key], value) for key, value in expected.state_dict().items())
+
+
+def test_the_table_of_supported_combinations_is_up_to_date() -> None:
+    table = runpy.run_path(str(DOCS / "make_support_table.py"))
+    assert (DOCS / "supported.md").read_text(encoding="utf-8") == table["page"](table["collected"]())
+
+
+def test_figures_that_pages_show_exist_and_are_small() -> None:
+    shown = {each for page in PAGES for each in re.findall(r"!\[[^\]]*\]\((figures/[^)]+)\)", page.read_text(encoding="utf-8"))}
+    assert shown == {path.relative_to(DOCS).as_posix() for path in (DOCS / "figures").iterdir()}
+    assert all((DOCS / each).stat().st_size < 100_000 for each in shown)
