@@ -1,4 +1,4 @@
-# make run | test | lint | slow | clean: everything happens in .venv, which the first target creates.
+# make run | test | lint | slow | docs | clean: everything happens in .venv, which the first target creates.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -7,12 +7,14 @@ FILES := src tests examples $(wildcard benchmarks)
 # Several single-threaded test processes use the cores better than one process with many threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-.PHONY: run test lint slow clean help
+.PHONY: run test lint slow compare docs clean help
 
 help:
 	@echo "make run    train a sparse net on the digits of scikit-learn and print its report"
 	@echo "make test   the quick tests        make slow   the long ones"
 	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
+	@echo "make compare   train all methods on the digits and print one table"
+	@echo "make docs   build the documentation in build/site, warnings are errors"
 
 run: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -22,6 +24,13 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	$(PYTEST) -m slow
+
+compare: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compare_methods.py
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(FILES)

@@ -89,7 +89,8 @@ class Trainer:
 
 def make(case: Case | None, batch: int, size: int) -> Trainer:
     torch.manual_seed(0)
-    model = autosparse.models.resnet50().to(memory_format=torch.channels_last)
+    model: nn.Module = autosparse.models.resnet50()
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,))
     run = None
@@ -107,7 +108,7 @@ def make(case: Case | None, batch: int, size: int) -> Trainer:
         loss = nn.functional.cross_entropy(model(images), labels)
         if run:
             loss = loss + run.penalty()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return Trainer(step, run, (images, labels))

@@ -1,6 +1,7 @@
 """Does target_sparsity land where it says, and at what accuracy? Every run against uncontrolled runs of the same sparsity.
 
-python benchmarks/target.py --fashion-mnist DIR [--out results/target.jsonl] [--quick]; finished runs are skipped.
+python benchmarks/target.py --fashion-mnist DIR [--out results/target.jsonl] [--data digits] [--nets conv];
+finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from small_runs import Log, Setting
 
 TARGETS = (0.7, 0.8, 0.9, 0.95)
-DECAYS = (0.4, 1.0, 2.0, 6.0, 16.0)
+DECAYS = {"digits": (0.4, 1.0, 2.0, 6.0, 16.0), "fashion-mnist": (1.0, 3.0, 10.0)}
 SEEDS = (0, 1, 2)
 
 
@@ -24,18 +25,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fashion-mnist", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/target.jsonl"))
-    parser.add_argument("--quick", action="store_true", help="digits only")
+    parser.add_argument("--data", nargs="+", default=list(DECAYS), choices=list(DECAYS))
+    parser.add_argument("--nets", nargs="+", default=["conv", "transformer"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     log = Log(arguments.out, arguments.fashion_mnist)
-    sets = ("digits",) if arguments.quick else ("digits", "fashion-mnist")
     print("| data | net | optimizer | dense | target | reached (worst of 3) | accuracy | uncontrolled there | difference |")
     print("|---|---|---|---|---|---|---|---|---|")
     worst = 0.0
-    for data, net, optimizer in product(sets, ("conv", "transformer"), ("sgd", "adamw")):
+    for data, net, optimizer in product(arguments.data, arguments.nets, ("sgd", "adamw")):
         base: dict[str, Any] = {"data": data, "net": net, "optimizer": optimizer}
         dense = [log.run(Setting(**base, seed=seed, method="dense"))["accuracy"] for seed in SEEDS]
-        free = [[log.run(Setting(**base, seed=seed, total_decay=total)) for seed in SEEDS] for total in DECAYS]
+        free = [[log.run(Setting(**base, seed=seed, total_decay=total)) for seed in SEEDS] for total in DECAYS[data]]
         for target in TARGETS:
             fields = (("target_sparsity", target),)
             rows = [log.run(Setting(**base, seed=seed, fields=fields)) for seed in SEEDS]

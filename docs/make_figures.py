@@ -59,12 +59,12 @@ def train(method: AutoSparse, total_decay: float | None = None) -> tuple[autospa
     for _ in range(EPOCHS):
         model.train()
         losses = []
-        for index in torch.randperm(TRAINED, generator=shuffle)[: steps * BATCH].split(BATCH):
+        for index in torch.randperm(TRAINED, generator=shuffle)[: steps * BATCH].view(steps, BATCH):
             for group in opt.param_groups:
                 group["lr"] = lrs[sp.step]
             loss = cross_entropy(model(images[index]), labels[index], label_smoothing=0.1)
             opt.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             opt.step()
             losses.append(loss.item())
         sp.end_epoch(sum(losses) / len(losses))
@@ -87,7 +87,7 @@ def axes(count: int, **options: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def alpha_schedules() -> None:
-    figure, (left,) = axes(1)
+    figure, left = plt.subplots(figsize=(7, 3.3))
     epochs = range(101)
     for name, color in zip(schedules.ALPHA_SCHEDULES, COLORS, strict=True):
         values = [0.75 * schedules.annealing(name, epoch, 100, beta=0.05) for epoch in epochs]
@@ -96,7 +96,7 @@ def alpha_schedules() -> None:
     zeroed = autosparse.GradientAnnealing(alpha=0.75, zero_epoch=45)
     left.plot(epochs, [zeroed.at(epoch, 100) for epoch in epochs], "k:", label="sigmoid-cosine, zero_epoch=45")
     left.set(xlabel="epoch of 100", ylabel="alpha (alpha=0.75)", ylim=(0, 0.8))
-    left.legend(fontsize=7)
+    left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1))
     save(figure, "alpha-schedules")
 
 
@@ -109,7 +109,7 @@ def soft_threshold() -> None:
     left.set(xlabel="stored weight w", ylabel="what the forward pass sees")
     for alpha, color in zip((0.0, 0.5, 1.0), COLORS, strict=False):
         leaf = weight.clone().requires_grad_()
-        autosparse.soft_threshold(leaf, threshold, gate=alpha).sum().backward()
+        torch.autograd.backward(autosparse.soft_threshold(leaf, threshold, gate=alpha).sum())
         assert leaf.grad is not None
         label = {0.0: "alpha = 0 (STR)", 0.5: "alpha = 0.5", 1.0: "alpha = 1 (straight-through)"}[alpha]
         right.plot(weight, leaf.grad, color=color, label=label)

@@ -12,6 +12,8 @@ from autosparse.methods import METHODS
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "supported.md"
 
+# Methods whose sharded runs that test covers (SHARDED in tests/robustness/distributed_worker.py); a new one must join them.
+SHARDED_HERE = ("autosparse", "str")
 # column: the test that stands behind a "yes"; [] at its end means that it has a case for every method that it covers
 TESTS = {
     "AMP": "tests/every_method/test_training.py::test_steps_in_bfloat16_autocast[]",
@@ -34,18 +36,18 @@ What stands behind a "yes":
 
 | | the test asserts |
 |---|---|
-| AMP | training steps under bfloat16 autocast, learned tensors in float32; skipped steps of a GradScaler are tested with AutoSparse |
-| compile | one graph without breaks (`fullgraph=True`), and a step equal to the eager one, on a convolutional net and a Transformer |
+| AMP | steps under bfloat16 autocast, weights kept in float32; skipped steps of a GradScaler with AutoSparse and STR |
+| compile | one graph without breaks (`fullgraph=True`), a step equal to the eager one; a convolutional net and a Transformer |
 | DDP | two gloo processes, bit-identical weights, masks, thresholds and reports, though the ranks see other images |
 | FSDP2 | two gloo processes, equal to one process with the whole batch |
 | accumulation | two half batches a step equal the whole batch |
 | resume | a run that is cut and continued in a new process ends as the unbroken one does, bit by bit |
-| kernels | none in this version: all layers compute densely with torch, the zeros are counted, not skipped |
 
 What stands behind a "no":
 
-- FSDP2: methods that rank, mask or score whole weights are refused at `bind`, since every rank holds only a part of each; use DDP.
-- SWAT keeps the largest activations of every batch, so half batches choose others than the whole batch; it trains, but the two are not equal.
+- FSDP2: methods that rank, mask or score whole weights are refused at `bind`, since a rank holds only a part of each: use DDP.
+- SWAT keeps the largest activations of a batch, so half batches choose others than the whole batch: it trains, but not alike.
+- Kernels: none in this version. All layers compute densely with torch; the zeros are counted, not skipped.
 
 The integrations refuse what they cannot do: FSDP and DeepSpeed in the Hugging Face Trainer and in Lightning
 ([integrations](integrations.md)).
@@ -71,8 +73,8 @@ def is_tested(column: str, name: str, ids: set[str]) -> bool:
 
 
 def cell(column: str, name: str, ids: set[str]) -> str:
-    if column == "FSDP2" and not METHODS[name].shardable:
-        return "no: refused"
+    if column == "FSDP2" and name not in SHARDED_HERE:
+        return "not tested" if METHODS[name].shardable else "no: refused"
     if column == "accumulation" and name == "swat":
         return "no: per batch"
     return "yes" if is_tested(column, name, ids) else "not tested"

@@ -6,11 +6,11 @@ Only the lines marked with <- are new. Started again with the same folder, it co
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
 
 from autosparse import AutoSparse  # <-
 from autosparse.integrations.transformers import sparsify_trainer  # <-
@@ -57,17 +57,17 @@ def main(folder: str) -> None:
         use_cpu=True,
     )
     trainer = Trainer(
-        model=BertForSequenceClassification(config),
+        model=AutoModelForSequenceClassification.from_config(config),  # type: ignore[no-untyped-call]
         args=args,
         train_dataset=sentences(1024, seed=1),
         eval_dataset=sentences(256, seed=2),
         compute_metrics=accuracy,
     )
     sp = sparsify_trainer(trainer, AutoSparse(target_sparsity=0.8), exclude=("classifier",))  # <-
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     print(sp.report())  # <-
     print(f"accuracy {trainer.evaluate()['eval_accuracy']:.3f} with {sp.sparsity():.1%} zeros")
-    trainer.save_model()  # a plain model: BertForSequenceClassification.from_pretrained(folder) reads it
+    trainer.save_model()  # a plain model: AutoModelForSequenceClassification.from_pretrained(folder) reads it
 
 
 if __name__ == "__main__":

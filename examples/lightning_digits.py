@@ -56,7 +56,7 @@ def main(epochs: int = 15) -> None:
     sparse = SparseTraining(AutoSparse(target_sparsity=0.8))
     trainer = Trainer(
         max_epochs=epochs, gradient_clip_val=1.0, callbacks=[sparse], accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, train, test)
     metrics = {name: f"{value:.3f}" for name, value in trainer.callback_metrics.items()}

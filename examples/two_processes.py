@@ -43,11 +43,12 @@ def main() -> None:
     opt = torch.optim.AdamW(sp.param_groups(weight_decay=0.01), lr=5e-3)
     sp.bind(opt)
 
+    criterion = nn.CrossEntropyLoss()
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         total = 0.0
         for inputs, labels in loader:
-            loss = nn.functional.cross_entropy(parallel(inputs), labels)
+            loss = criterion(parallel(inputs), labels)
             opt.zero_grad()
             loss.backward()
             opt.step()

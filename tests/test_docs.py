@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 import runpy
 import socket
+import sys
 import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import autosparse
 from autosparse.methods import METHODS
@@ -77,13 +82,26 @@ def one_process() -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if page.stem == "integrations":
+        for framework in ("transformers", "lightning", "accelerate"):
+            pytest.importorskip(framework)
     if page.stem == "resume-and-distributed":
         for name, value in one_process().items():
             monkeypatch.setenv(name, value)
     with warnings.catch_warnings():
         # a page that makes the library complain teaches the wrong thing
         warnings.simplefilter("error", autosparse.SparsityWarning)
-        run_page(page)
+        try:
+            with patch.dict(METHODS):  # a page may register a method of its own
+                run_page(page)
+        finally:
+            _forget_accelerators()
+
+
+def _forget_accelerators() -> None:
+    """All accelerators of a process share one state, which would reach into other tests."""
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -139,7 +157,7 @@ def accumulated(name: str, parts: int) -> tuple[autosparse.Sparsifier, nn.Module
         for _ in range(2):
             opt.zero_grad()
             for part, labels in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-                ((nn.functional.cross_entropy(model(part), labels) + sp.penalty()) / parts).backward()
+                torch.autograd.backward((nn.functional.cross_entropy(model(part), labels) + sp.penalty()) / parts)
             opt.step()
         sp.end_epoch(loss=1.0)
     return sp, model
@@ -157,6 +175,33 @@ def test_accumulated_batches_equal_the_whole_batch(name: str) -> None:
 def test_swat_sees_other_activations_in_half_batches() -> None:
     (_, expected), (_, found) = accumulated("swat", 1), accumulated("swat", 2)
     assert any(not torch.allclose(found.state_dict()[key], value) for key, value in expected.state_dict().items())
+
+
+def test_methods_that_need_whole_weights_refuse_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in one_process().items():
+        monkeypatch.setenv(variable, value)
+    dist.init_process_group("gloo")
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for name, cls in METHODS.items():
+            model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", autosparse.SparsityWarning)  # OptG's ramp needs more than two epochs
+                sp = autosparse.sparsify(model, autosparse.method(name), epochs=2, steps_per_epoch=2)
+            fully_shard(model, mesh=mesh)
+            opt = torch.optim.SGD(sp.param_groups(), lr=0.1)
+            if cls.shardable:
+                sp.bind(opt)
+            else:
+                with pytest.raises(ValueError, match="cannot run under FSDP2: use DDP"):
+                    sp.bind(opt)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_every_shardable_method_has_a_sharded_run_in_the_table() -> None:
+    table = runpy.run_path(str(DOCS / "make_support_table.py"))
+    assert set(table["SHARDED_HERE"]) == {name for name, cls in METHODS.items() if cls.shardable}
 
 
 def test_the_table_of_supported_combinations_is_up_to_date() -> None:

@@ -96,7 +96,7 @@ class Run:
         """Forward and backward; gives the loss without the penalty."""
         loss = loss_of(self.forward, self.data(self.done))
         self.opt.zero_grad()
-        (loss + self.sp.penalty()).backward()
+        (loss + self.sp.penalty()).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
     def step(self) -> float:

@@ -115,12 +115,13 @@ def erdos_renyi_kernel(layers: Sequence[Layer]) -> list[int]:
 def squares_above_the_threshold(layer: Layer) -> Tensor:
     part: Any = layer.parametrization
     weight = layer.weight()
-    return weight * (part.mask if part.hard else weight.square() / part.variance > part.threshold.detach())
+    kept: Tensor = part.mask if part.hard else weight.square() / part.variance > part.threshold.detach()
+    return weight * kept
 
 
 def positive_logits(layer: Layer) -> Tensor:
     part: Any = layer.parametrization
-    kept = part.mask if part.hard else part.logit.detach() > 0
+    kept: Tensor = part.mask if part.hard else part.logit.detach() > 0
     return layer.weight() * (kept * (1 + math.exp(-0.01)))
 
 

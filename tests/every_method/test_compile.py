@@ -9,7 +9,7 @@ import torch
 
 import autosparse
 
-from .running import NETS, active, begin
+from .running import active, begin
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", ["conv", pytest.param("transformer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", autosparse.list_methods())
 def test_a_compiled_step_equals_the_eager_one(name: str, net: str) -> None:
     eager = begin(name, net, "sgd")

@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 import autosparse
 
 from .running import COMBINATIONS, begin, counts, resumed
-from .settings import BATCH, TOTAL
+from .settings import BATCH, STEPS, TOTAL
 
 WORLD = 2
+UNTIL = TOTAL - STEPS - 2  # past a change of rounds, in the middle of an epoch
 TOGETHER = (("conv", "sgd"), ("transformer", "adamw"))
 
 
@@ -41,7 +42,7 @@ def parallel(model: nn.Module, net: str) -> nn.Module:
 
 def rank(number: int, folder: Path) -> None:
     """Train every method on this rank's half of each batch, from weights that differ until they are wrapped."""
-    store = dist.FileStore(str(folder / "store"), WORLD)
+    store = dist.FileStore(str(folder / "store"), WORLD)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=number, world_size=WORLD, timeout=timedelta(seconds=120))
     half = BATCH // WORLD
     found: dict[str, Any] = {}
@@ -57,7 +58,7 @@ def rank(number: int, folder: Path) -> None:
             )
             run.score()
             seen: list[list[int]] = []
-            run.advance(TOTAL, lambda run=run, seen=seen: seen.append(counts(run)))  # type: ignore[misc]
+            run.advance(UNTIL, lambda run=run, seen=seen: seen.append(counts(run)))  # type: ignore[misc]
             state = run.state()
             # batch-norm statistics are each rank's own
             state["model"] = {key: value for key, value in state["model"].items() if "running" not in key}

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
@@ -176,8 +178,7 @@ class GroupedNet(Net):
 def groups_of(make: Callable[[Any], torch.optim.Optimizer], **options: Any) -> list[tuple[list[str], dict[str, Any]]]:
     sparse = SparseTraining(STR(start_sparsity=0.5), **options)
     module = GroupedNet(make)
-    names = {}
-    made = fit(sparse, module, max_steps=1, max_epochs=-1)
+    made = fit(sparse, module, max_epochs=1, limit_train_batches=1)
     names = {id(each): name for name, each in module.named_parameters()}
     return [([names[id(each)] for each in group["params"]], group) for group in made.optimizers[0].param_groups]
 
@@ -432,6 +433,22 @@ def test_layers_and_data_that_are_made_in_hooks() -> None:
     fit(SparseTraining(TARGET), net)
     assert same(late.state_dict(), net.state_dict())
     assert not {"configure_model", "on_load_checkpoint", "training_step"} & set(vars(late))
+
+
+class Elsewhere(SingleDeviceStrategy):
+    """Lightning's init context of an accelerator, with a device on which no number can be read."""
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        with torch.device("meta"):
+            yield
+
+
+def test_the_accelerators_init_context_does_not_reach_the_thresholds() -> None:
+    module, net = Net(), Net()
+    fit(SparseTraining(TARGET), module, strategy=Elsewhere("cpu"))
+    fit(SparseTraining(TARGET), net)
+    assert same(module.state_dict(), net.state_dict())
 
 
 def test_the_module_is_plain_at_the_end_if_asked() -> None:

@@ -185,3 +185,15 @@ def test_the_whole_life_of_a_model(name: str, tmp_path: Path, recwarn: pytest.Wa
         torch.testing.assert_close(first_tensor(exported.module()(**inputs)), after, rtol=1e-4, atol=1e-6)
     keys = {layer.places[0].key for layer in run.sp.layers}
     assert sum(int((exported.state_dict[key] == 0).sum()) for key in keys) == zeros
+
+
+@pytest.mark.filterwarnings("ignore:lm_head is left dense")
+def test_gpt2_stores_its_inputs_first_and_its_plain_state_keeps_ties() -> None:
+    model = CASES["GPT-2"].build()
+    method = AutoSparse(threshold="channel", target_sparsity=0.6)
+    sp = autosparse.sparsify(model, method, epochs=EPOCHS, steps_per_epoch=STEPS)
+    assert [layer.kind for layer in sp.layers] == ["Conv1D"] * 8
+    assert [tuple(each.shape) for each in sp.thresholds()[:2]] == [(1, 48), (1, 16)]
+    plain = sp.dense_state_dict()
+    assert plain["lm_head.weight"].data_ptr() == plain["transformer.wte.weight"].data_ptr()
+    assert plain["transformer.wte.weight"].data_ptr() != model.transformer.wte.weight.data_ptr()

@@ -61,11 +61,12 @@ class SparseTraining(Callback):
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         if self._attached() and self.sparsifier.model is module:
             return
-        if self.steps_per_epoch is None:
-            trainer.fit_loop.setup_data()
-            trainer.fit_loop._combined_loader = None  # set up anew after a restore, or it would not get its saved state
-        epochs, steps = plan(trainer, self.steps_per_epoch)
-        self.sparsifier = sparsify(module, self.method, epochs=epochs, steps_per_epoch=steps, **self.options)
+        with torch.device("cpu"):  # configure_model runs where new tensors are made on the accelerator
+            if self.steps_per_epoch is None:
+                trainer.fit_loop.setup_data()
+                trainer.fit_loop._combined_loader = None  # set up anew after a restore, or it would not get its saved state
+            epochs, steps = plan(trainer, self.steps_per_epoch)
+            self.sparsifier = sparsify(module, self.method, epochs=epochs, steps_per_epoch=steps, **self.options)
         self._gradients = Gradients(self.sparsifier)
 
     def _attached(self) -> bool:
@@ -99,8 +100,10 @@ class SparseTraining(Callback):
     def thresholds_aside(self) -> Iterator[None]:
         """Clip gradients in here: those of thresholds are neither counted nor changed."""
         self._gradients.set_aside()
-        yield
-        self._gradients.put_back()
+        try:
+            yield
+        finally:
+            self._gradients.put_back()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._gradients.set_aside()  # Lightning clips next; the step's hook puts them back

@@ -23,7 +23,6 @@ from autosparse.groups import find_groups
 from autosparse.integrations.loops import add_penalty, check_start, divide, without
 from autosparse.methods.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
-from autosparse.tensors import mean_over_ranks
 
 try:
     import accelerate  # type: ignore[import-untyped]  # noqa: F401 - its absence shows only when a Trainer is made
@@ -101,11 +100,11 @@ class _SparseTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call)
-        if _internal_call and output_dir is not None:  # a checkpoint, which all ranks load: the loss must be of all ranks
-            self.loss_sum = torch.tensor(mean_over_ranks(float(self.loss_sum), self.args.device))
+        if _internal_call and output_dir is not None:  # a checkpoint; every rank has losses of its own
+            losses = self.accelerator.gather(self.loss_sum.reshape(1).to(self.args.device))
             if self.args.should_save:
                 run, weights = self.sparsifier.state_dict(), self.sparsifier.model.state_dict()
-                torch.save({"sparsifier": run, "model": weights, "loss_sum": self.loss_sum}, Path(output_dir, STATE_FILE))
+                torch.save({"sparsifier": run, "model": weights, "losses": losses}, Path(output_dir, STATE_FILE))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         plain = self.sparsifier.dense_state_dict()
@@ -123,7 +122,8 @@ class _SparseTrainer(Trainer):
         state = torch.load(file, map_location="cpu", weights_only=True)
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.sparsifier.model.load_state_dict(state["model"])
-        self.loss_sum = state["loss_sum"]
+        losses = state["losses"]
+        self.loss_sum = losses[self.args.process_index] if len(losses) == self.args.world_size else losses.mean()
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
