@@ -2,8 +2,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := $(VENV)/.kernels
 WORKERS ?= 2
-FILES := src tests examples $(wildcard benchmarks)
+FILES := src tests examples benchmarks docs
 # Several single-threaded test processes use the cores better than one process with many threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
@@ -16,16 +17,16 @@ help:
 	@echo "make compare   train all methods on the digits and print one table"
 	@echo "make docs   build the documentation in build/site, warnings are errors"
 
-run: $(STAMP)
+run: $(KERNELS)
 	$(BIN)/python examples/digits.py
 
-test: $(STAMP)
+test: $(KERNELS)
 	$(PYTEST) -m "not slow"
 
-slow: $(STAMP)
+slow: $(KERNELS)
 	$(PYTEST) -m slow
 
-compare: $(STAMP)
+compare: $(KERNELS)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compare_methods.py
 
 docs: $(STAMP)
@@ -39,7 +40,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) src/autosparse/kernels/*.so build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -51,4 +52,9 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	test -x $(BIN)/python || $$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+# Without a compiler everything still works: layers then compute densely with torch.
+$(KERNELS): $(STAMP) $(wildcard src/autosparse/kernels/native/*)
+	$(BIN)/python -m autosparse.kernels.build || echo "going on without native kernels"
 	@touch $@

@@ -2,8 +2,8 @@
 
 python benchmarks/compare_methods.py [--sparsity 0.9] [--seeds 3] [--epochs 30] [--methods rigl,set] [--log FILE.jsonl]
 
-Methods with a budget get the sparsity; those that learn theirs get the fields of LEARNED, which land as near to 90 % as they were found to. Methods that
-train in rounds share the epochs among their rounds. Finished runs are read from the log and not run again.
+Methods with a budget get the sparsity; those that learn theirs get the fields of LEARNED, which land as near to 90 % as was
+found. Methods that train in rounds share the epochs among their rounds. Finished runs are read from the log and not run again.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_gradient_of_s_carries_the_slope_of_g():
     ],
 )
 def test_the_five_cases_of_the_convergence_analysis(v, optimum, expected):
-    """Eq. 4: d/dv of (h(v) - v*)^2 / 2 with alpha = 0.4; v = |w| - T, taken at w > 0."""
+    """Eq. 5: d/dv of (h(v) - v*)^2 / 2 with alpha = 0.4; v = |w| - T, taken at w > 0."""
     threshold = 1.0
     weight = leaf([threshold + v])
     loss = 0.5 * (soft_threshold(weight, threshold, 0.4) - optimum) ** 2

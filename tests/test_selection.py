@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import autosparse
 from autosparse import AutoSparse
@@ -121,3 +121,12 @@ def test_the_root_module_itself_can_be_the_layer():
     sp = autosparse.sparsify(nn.Linear(4, 4), AutoSparse(), epochs=1, steps_per_epoch=1, example_input=torch.randn(2, 4))
     (row,) = sp.report().layers
     assert (row.name, row.kind, row.weights, row.macs) == ("weight", "Linear", 16, 16)
+
+
+def test_a_weight_under_torch_prune_is_refused_with_the_way_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    with pytest.raises(ValueError, match=r"0 is pruned by torch\.nn\.utils\.prune.*prune\.remove\(module, 'weight'\)"):
+        select(model)
+    prune.remove(model[0], "weight")
+    assert names(model) == ["0"]

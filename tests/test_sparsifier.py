@@ -312,15 +312,6 @@ def test_an_example_input_that_the_model_rejects_is_refused_before_anything_is_a
     assert not any("parametrizations" in key for key in net.state_dict())
 
 
-def test_compute_modes(net, loop):
-    sp = loop(net, AutoSparse()).sp
-    sp.compute("auto"), sp.compute("dense")
-    with pytest.raises(RuntimeError, match="no sparse kernels"):
-        sp.compute("sparse")
-    with pytest.raises(ValueError, match="allowed: auto, dense, sparse"):
-        sp.compute("fast")
-
-
 def test_methods_without_scores_or_rounds_say_so(net, loop):
     run = loop(net, AutoSparse())
     with pytest.raises(TypeError, match="nothing to score"):

@@ -13,10 +13,10 @@ THRESHOLD_FUNCTIONS = ("sigmoid", "exp", "identity")
 def soft_threshold(
     weight: Tensor, threshold: Tensor | float, gate: Tensor | float = 0.0, reach: Tensor | float | None = None
 ) -> Tensor:
-    """sign(w) * relu(|w| - T), with Gradient Annealing in the backward pass (eq. 1, eq. 5, Appendix A).
+    """sign(w) * relu(|w| - T), with Gradient Annealing in the backward pass (eq. 1, eq. 7, Appendix A).
 
     Pruned weights receive gate * G, gate in [0, 1]: 0 is STR, 1 the straight-through estimator. With `reach`, those with
-    |w| < reach receive nothing (eq. 6). A negative threshold prunes nothing.
+    |w| < reach receive nothing (eq. 8). A negative threshold prunes nothing.
     """
     bound = None if reach is None else _like(reach, weight)
     effective: Tensor = _SoftThreshold.apply(weight, _like(threshold, weight), _like(gate, weight), bound)  # type: ignore[no-untyped-call]

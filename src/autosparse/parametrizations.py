@@ -21,6 +21,22 @@ class SparseParametrization(nn.Module):
         # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer a layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
 
+    def open_gate(self, value: float) -> None:
+        """Set what pruned weights receive of their gradient."""
+        self.gate.fill_(value)
+
+    @property
+    def wanted(self) -> str:
+        """Which entries of dL/d(effective weight) backward uses now: "all", "active", or "mask" (see `receiving`)."""
+        return "all"
+
+    def receiving(self, weight: Tensor) -> Tensor:
+        """Under "mask": where they are used."""
+        raise NotImplementedError
+
+    def receiving_density(self, weight: Tensor) -> float:
+        return float(torch.count_nonzero(self.receiving(weight))) / weight.numel()
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is stored when a plain weight is assigned."""
         return weight
@@ -38,7 +54,19 @@ class SparseParametrization(nn.Module):
         return None
 
 
-class SoftThreshold(SparseParametrization):
+class Gated(SparseParametrization):
+    """One whose pruned weights receive gate * G and nothing else: with a closed gate only active weights need a gradient."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
+        self.is_open = True  # mirrors gate > 0: a forward pass may not branch on a tensor
+
+    def open_gate(self, value: float) -> None:
+        super().open_gate(value)
+        self.is_open = value > 0
+
+
+class SoftThreshold(Gated):
     """sign(w) * relu(|w| - g(s)) with a learned s for the layer or each channel, or a shared unlearned one."""
 
     threshold: Tensor
@@ -90,6 +118,18 @@ class SoftThreshold(SparseParametrization):
         self.set_threshold(torch.minimum(self.threshold_values(), bound))
         return True
 
+    @property
+    def wanted(self) -> str:
+        if not self.is_open:
+            return "active"
+        return "all" if self.reach is None else "mask"
+
+    def receiving(self, weight: Tensor) -> Tensor:
+        assert self.reach is not None
+        magnitudes = weight.detach().abs()
+        bound = torch.minimum(self.threshold_values().to(weight.dtype), self.reach.to(weight.dtype))
+        return magnitudes >= bound
+
     def refresh_reach(self, weight: Tensor) -> None:
         """The magnitude from which on weights belong to the top-B set: n - floor(b * n) of them."""
         if self.reach is not None:
@@ -97,7 +137,7 @@ class SoftThreshold(SparseParametrization):
             assign(self.reach, kth_smallest(weight.detach().abs(), excluded + 1).to(self.reach.dtype).reshape(1))
 
 
-class Masked(SparseParametrization):
+class Masked(Gated):
     """w * mask with a mask that the method sets; pruned weights receive gate * G, inside `receives` if the method has one."""
 
     mask: Tensor
@@ -111,6 +151,14 @@ class Masked(SparseParametrization):
 
     def forward(self, weight: Tensor) -> Tensor:
         return functional.gated_mask(weight, self.mask, self.gate, self.receives)
+
+    @property
+    def wanted(self) -> str:
+        # never "active": a weight that has just grown is 0 and needs its gradient
+        return "all" if self.is_open and self.receives is None else "mask"
+
+    def receiving(self, weight: Tensor) -> Tensor:
+        return self.mask | self.receives if self.is_open and self.receives is not None else self.mask
 
     def active(self, weight: Tensor) -> Tensor:
         return self.mask

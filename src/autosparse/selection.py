@@ -57,6 +57,14 @@ def _places(model: nn.Module) -> list[Place]:
             or ".parametrizations." in f".{module_name}."
         ):
             continue
+        masked = [
+            tensor for tensor in module._parameters if tensor.endswith("_orig") and f"{tensor[:-5]}_mask" in module._buffers
+        ]
+        if masked:
+            raise ValueError(
+                f"{module_name or 'the model'} is pruned by torch.nn.utils.prune: make that permanent first, "
+                f"prune.remove(module, {masked[0][:-5]!r})"
+            )
         parametrized = getattr(module, "parametrizations", {})
         for tensor in parametrized:
             if any(isinstance(each, SparseParametrization) for each in parametrized[tensor]):

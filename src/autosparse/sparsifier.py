@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from autosparse import checkpoint, plain, steering, summary
 from autosparse.autotune import AlphaTuner, TargetController
 from autosparse.binding import Binding, unwrap
-from autosparse.compute import Compute
+from autosparse.compute import FIRST_PLANS, Compute
 from autosparse.cost import Ledger, Recorder, profile
 from autosparse.groups import build_groups, check_optimizers, find_groups
 from autosparse.guard import Event, Guard, GuardState
@@ -109,8 +109,6 @@ class Sparsifier:
         self._started = False
         self._start()
 
-    # ------------------------------------------------------------------------------------------------ what a run says
-
     @property
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
@@ -146,10 +144,9 @@ class Sparsifier:
         return list(self.guard.events) if self.guard else []
 
     def compute(self, mode: str) -> None:
-        """How sparsified layers run: "auto", "dense" or "sparse"."""
-        self._compute.choose(mode)
-
-    # ------------------------------------------------------------------------------------------------ the training loop
+        """How sparsified layers run: "dense" (the default), "sparse", or "auto": each pass as it measured faster."""
+        self._require_attached()
+        self._compute.choose(mode, self.layers)
 
     def thresholds(self) -> list[nn.Parameter]:
         """The method's own learned tensors (thresholds, scores), as they are now."""
@@ -241,6 +238,7 @@ class Sparsifier:
         self._push()
         self.history.append(summary.epoch_record(self, value))
         self._warn_if_dense()
+        self._compute.plan(self.layers, self.history[-1]["densities"], self.method.gate_is_rare())
         self._settled = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
@@ -253,8 +251,6 @@ class Sparsifier:
         if optimizers:
             self.bind(*optimizers)
         return self.method.next_round(self)
-
-    # ------------------------------------------------------------------------------------------------ plain models
 
     def load_dense(self, state_dict: Mapping[str, Tensor]) -> None:
         """Load a plain checkpoint; before the first step thresholds and masks start anew from its weights."""
@@ -281,6 +277,7 @@ class Sparsifier:
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
             return into
+        self._compute.choose("dense", self.layers)
         plain.bake(self.layers, self._orders)
         if self._binding:
             self._binding.remove()
@@ -288,8 +285,6 @@ class Sparsifier:
         if self._recorder:
             self._recorder.close()
         return self.model
-
-    # ------------------------------------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact resume needs besides the model's and the optimizer's own state."""
@@ -312,8 +307,6 @@ class Sparsifier:
         generator.set_state(state["generator"])
         self.__dict__.update(state, generator=generator)
 
-    # ------------------------------------------------------------------------------------------------ inside
-
     def _start(self) -> None:
         """Initial thresholds or masks; a model built on the meta device waits until it has weights."""
         if not self._started and not any(layer.stored.is_meta for layer in self.layers):
@@ -328,7 +321,7 @@ class Sparsifier:
         gate = self.method.gate(self)
         for layer in self.layers:
             held = self.guard is not None and layer.name in self.guard.escaped
-            layer.parametrization.gate.fill_(0.0 if held else gate)
+            layer.parametrization.open_gate(0.0 if held else gate)
 
     def _before_step(self) -> bool:
         shared = {f"{each.name}: threshold": getattr(each.parametrization, "threshold", None) for each in self.layers}
@@ -352,6 +345,8 @@ class Sparsifier:
             steering.watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
         self._push()
+        if self.step <= FIRST_PLANS:
+            self._compute.plan(self.layers, self.densities(), self.method.gate_is_rare())
 
     def _check_first_step(self) -> None:
         assert self._binding is not None

@@ -25,7 +25,7 @@ def kth_smallest(values: Tensor, k: int) -> Tensor:
     # On a CPU comparisons into floats are several times faster than into booleans: one of the latter is enough.
     work = torch.clamp(flat, low, high)
     bracket = _few(flat, work == flat)
-    ones = torch.lt(flat, low, out=work).split(EXACT)
+    ones = torch.split(torch.lt(flat, low, out=work), EXACT)
     below = sum(int(part.sum(dtype=torch.float32)) for part in ones)
     if below < k <= below + bracket.numel():
         return bracket.kthvalue(k - below).values

@@ -6,7 +6,7 @@ import platform
 import pytest
 import torch
 
-from autosparse import cli
+from autosparse import cli, kernels
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -25,7 +25,7 @@ def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["cuda"] is torch.cuda.is_available()
     assert facts["cores"] >= 1
     assert facts["cpu"]
-    assert facts["native_kernels"] == "none in this version: layers compute densely with torch"
+    assert facts["native_kernels"] == (kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}")
 
 
 def test_text_has_one_line_a_fact(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,13 @@ def test_target_below_the_start_goes_down(loop):
     assert run.sp.sparsity() == pytest.approx(0.4, abs=0.005)
 
 
+def test_a_missed_target_is_called_out(loop):
+    run = loop(nn.Linear(10, 60), AutoSparse(target_sparsity=0.9), epochs=1, steps=3)
+    run.sp.controller.max_decay = 1e-9  # a controller that may not move
+    with pytest.warns(autosparse.SparsityWarning, match=r"target_sparsity = 0\.9, reached 0\.3"):
+        run.run()
+
+
 def test_sampled_quantiles_meet_the_target_too(loop, monkeypatch):
     monkeypatch.setattr("autosparse.steering.SAMPLE", 20_000)
     model = nn.Sequential(nn.Linear(10, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich")
-NATIVE_KERNELS = "none in this version: layers compute densely with torch"
 
 
 def run(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
@@ -31,7 +30,7 @@ def environment() -> dict[str, Any]:
     """Facts by name, in the order they are shown."""
     import torch
 
-    from autosparse import __version__
+    from autosparse import __version__, kernels
 
     return {
         "autosparse": __version__,
@@ -44,7 +43,7 @@ def environment() -> dict[str, Any]:
         "simd": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
-        "native_kernels": NATIVE_KERNELS,
+        "native_kernels": kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
     }
 
 

@@ -33,7 +33,7 @@ class GradientAnnealing:
             raise ValueError(f"zero_epoch = {self.zero_epoch} lies beyond the run of {epochs} epochs")
 
     def decay(self, epoch: float, horizon: float) -> float:
-        """The factor on alpha (eq. 2, eq. 3 and the sigmoid-cosine decay)."""
+        """The factor on alpha (eq. 2 to eq. 4)."""
         return schedules.annealing(self.schedule, epoch, horizon, self.beta)
 
     def is_zero(self, epoch: int) -> bool:

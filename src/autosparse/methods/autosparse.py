@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
 
 DEFAULT_START_SPARSITY = 0.3
+MISS = 0.005  # distance from a target that is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,15 @@ class LearnedThreshold(Method):
                 "such layers never recover by themselves. Use start_sparsity, or a lower s_init."
             )
 
+    def _warn_if_missed(self, run: Sparsifier) -> None:
+        assert self.target_sparsity is not None
+        reached = run.sparsity()
+        if abs(reached - self.target_sparsity) > MISS:
+            warn(
+                f"target_sparsity = {self.target_sparsity}, reached {reached:.4f}: the loss pushed the thresholds back faster "
+                "than the controller may raise them. Let the learning rate fall to 0 at the end, lower it, or train longer."
+            )
+
     def _backward_sparsity(self) -> float:
         return 0.0
 
@@ -115,6 +125,8 @@ class LearnedThreshold(Method):
         layers = steering.threshold_layers(run.layers)
         if run.controller and run.controller.due(run.step):
             steering.steer(layers, run.controller, run.step, run.guard, run.generator)
+            if run.step == run.total_steps:
+                self._warn_if_missed(run)
         if self._backward_sparsity():
             steering.refresh_reach(layers)
 
@@ -214,6 +226,9 @@ class AutoSparse(LearnedThreshold):
 
     def gate(self, run: Sparsifier) -> float:
         return run.alpha if run.step % self.dense_grad_every == 0 else 0.0
+
+    def gate_is_rare(self) -> bool:
+        return self.dense_grad_every > 1
 
     def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
         if run.tuner and not run.tuner.tuned:

@@ -71,6 +71,10 @@ class Method:
         """What pruned weights receive of their gradient at the coming step."""
         return 0.0
 
+    def gate_is_rare(self) -> bool:
+        """Whether pruned weights receive gradients at few steps only."""
+        return False
+
     def annealed(self, run: Sparsifier) -> float:
         """alpha of the present epoch, for methods that anneal."""
         return 0.0

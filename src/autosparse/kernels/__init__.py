@@ -1,0 +1,16 @@
+"""Native sparse kernels for the CPU: linear layers and 2d convolutions that skip the zeros of their weights."""
+
+from autosparse.kernels.functional import sparse_conv2d, sparse_linear
+from autosparse.kernels.library import available, instruction_set, why_not
+from autosparse.kernels.planner import Passes, Planner, Workload
+
+__all__ = [
+    "Passes",
+    "Planner",
+    "Workload",
+    "available",
+    "instruction_set",
+    "sparse_conv2d",
+    "sparse_linear",
+    "why_not",
+]

@@ -1,0 +1,93 @@
+"""Refuses what the sparse operators cannot take: each message says what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels.dense import Geometry
+
+WANTED = ("all", "active", "mask")
+
+
+def is_empty(*tensors: Tensor) -> bool:
+    """Whether there is nothing to compute with."""
+    return any(tensor.numel() == 0 for tensor in tensors)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]) -> None:
+    if weight.dim() != 2:
+        raise ValueError(f"sparse_linear: a weight of shape {tuple(weight.shape)}; it must be (out_features, in_features)")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"sparse_linear: an input of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
+            f"its last dimension must be {weight.shape[1]}"
+        )
+    _common("sparse_linear", x, weight, bias, wanted, mask, sparse)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    wanted: str,
+    mask: Tensor | None,
+    sparse: Sequence[bool],
+) -> tuple[int, int, int, int]:
+    """Also gives the shape of the output."""
+    if weight.dim() != 4:
+        raise ValueError(
+            f"sparse_conv2d: a weight of shape {tuple(weight.shape)}; it must be (outputs, inputs / groups, rows, cols)"
+        )
+    groups = geometry.groups
+    if groups < 1 or weight.shape[0] % groups:
+        raise ValueError(f"sparse_conv2d: groups {groups} for {weight.shape[0]} output channels; groups must divide them")
+    if x.dim() != 4 or x.shape[1] != weight.shape[1] * groups:
+        raise ValueError(
+            f"sparse_conv2d: an input of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)} with "
+            f"{groups} groups; it must be (images, {weight.shape[1] * groups}, rows, cols)"
+        )
+    if min(geometry.stride) < 1 or min(geometry.dilation) < 1 or min(geometry.padding) < 0:
+        raise ValueError(
+            f"sparse_conv2d: stride {geometry.stride}, padding {geometry.padding}, dilation {geometry.dilation}; "
+            "stride and dilation must be at least 1, padding at least 0"
+        )
+    rows, cols = (
+        (x.shape[axis + 2] + 2 * geometry.padding[axis] - geometry.dilation[axis] * (weight.shape[axis + 2] - 1) - 1)
+        // geometry.stride[axis]
+        + 1
+        for axis in (0, 1)
+    )
+    if min(rows, cols) < 1 or min(weight.shape[2:]) < 1:
+        raise ValueError(
+            f"sparse_conv2d: an input of {tuple(x.shape[2:])} pixels with padding {geometry.padding} is smaller than the "
+            f"kernel {tuple(weight.shape[2:])} with dilation {geometry.dilation}; the output would be empty"
+        )
+    _common("sparse_conv2d", x, weight, bias, wanted, mask, sparse)
+    return x.shape[0], weight.shape[0], rows, cols
+
+
+def _common(
+    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]
+) -> None:
+    for label, tensor in (("input", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype is not torch.float32:
+            raise TypeError(f"{name}: the {label} is {tensor.dtype}; the sparse kernels take torch.float32: convert it")
+    for label, tensor in (("weight", weight), ("bias", bias), ("mask", mask)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{name}: the input is on {x.device}, the {label} on {tensor.device}; both must be on the CPU")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ValueError(f"{name}: a bias of shape {tuple(bias.shape)}; it must be ({weight.shape[0]},)")
+    if wanted not in WANTED:
+        raise ValueError(f"{name}: wanted={wanted!r}; allowed: {', '.join(WANTED)}")
+    if (mask is not None) != (wanted == "mask"):
+        raise ValueError(f"{name}: wanted={wanted!r} with {'a' if mask is not None else 'no'} mask; a mask goes with 'mask'")
+    if mask is not None and (mask.dtype is not torch.bool or mask.shape != weight.shape):
+        raise ValueError(
+            f"{name}: a mask of {mask.dtype} and shape {tuple(mask.shape)}; it must be torch.bool, shape {tuple(weight.shape)}"
+        )
+    if len(sparse) != 3:
+        raise ValueError(f"{name}: sparse has {len(sparse)} values; it needs three: forward, input and weight gradient")

@@ -1,0 +1,87 @@
+"""What callers use: `sparse_linear` and `sparse_conv2d`, as torch's own functions but for weights with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from autosparse.kernels.operators import sparse_conv2d_op, sparse_linear_op
+
+ALL_PASSES = (True, True, True)
+
+
+def sparse_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    wanted: str | Tensor = "all",
+    sparse: Sequence[bool] = ALL_PASSES,
+) -> Tensor:
+    """x @ weight.T + bias. The weight's gradient is made where `wanted`: "all", "active" (weight != 0) or a bool mask."""
+    kind, mask = _split(wanted)
+    x, weight, bias, result_type = _float32(x, weight, bias)
+    result: Tensor = sparse_linear_op(x, weight, bias, kind, mask, list(sparse))
+    return result if result_type is None else result.to(result_type)
+
+
+def sparse_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    wanted: str | Tensor = "all",
+    sparse: Sequence[bool] = ALL_PASSES,
+    groups: int = 1,
+) -> Tensor:
+    """A 2d convolution with a channels_last result; `wanted` as in sparse_linear. Groups are computed densely."""
+    kind, mask = _split(wanted)
+    batched = x.dim() != 3
+    if not batched:
+        x = x.unsqueeze(0)
+    steps, spread = _pair(stride, "stride"), _pair(dilation, "dilation")
+    x, around = _resolve_padding(x, weight, padding, steps, spread)
+    x, weight, bias, result_type = _float32(x, weight, bias)
+    result: Tensor = sparse_conv2d_op(x, weight, bias, steps, around, spread, groups, kind, mask, list(sparse))
+    result = result if result_type is None else result.to(result_type)
+    return result if batched else result.squeeze(0)
+
+
+def _split(wanted: str | Tensor) -> tuple[str, Tensor | None]:
+    return ("mask", wanted) if isinstance(wanted, Tensor) else (wanted, None)
+
+
+def _float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
+    """Under autocast the kernels compute in float32 and the result has autocast's type, as torch's own layers give."""
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return x, weight, bias, None
+    return x.float(), weight.float(), None if bias is None else bias.float(), torch.get_autocast_dtype("cpu")
+
+
+def _pair(value: int | Sequence[int], name: str) -> list[int]:
+    pair = [value, value] if isinstance(value, int) else list(value)
+    if len(pair) != 2:
+        raise ValueError(f"sparse_conv2d: {name}={value!r}; it must be one number or two")
+    return pair
+
+
+def _resolve_padding(
+    x: Tensor, weight: Tensor, padding: int | Sequence[int] | str, stride: list[int], dilation: list[int]
+) -> tuple[Tensor, list[int]]:
+    """Padding in numbers; what "same" adds at one side only is put around the input here."""
+    if not isinstance(padding, str):
+        return x, _pair(padding, "padding")
+    if padding == "valid":
+        return x, [0, 0]
+    if padding != "same" or stride != [1, 1]:
+        raise ValueError(
+            f"sparse_conv2d: padding={padding!r} with stride {stride}; allowed: numbers, 'valid', 'same' with stride 1"
+        )
+    total = [spread * (size - 1) for spread, size in zip(dilation, weight.shape[2:], strict=True)]
+    if any(each % 2 for each in total):
+        x = F.pad(x, (0, total[1] % 2, 0, total[0] % 2))
+    return x, [each // 2 for each in total]

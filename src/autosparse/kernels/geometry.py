@@ -1,0 +1,318 @@
+"""Geometry of the kernels in plain Python: how a layer becomes gather passes, and how a pass is cut into tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+INT32_MAX = 2**31 - 1
+FLOAT_BYTES = 4
+# A packed tile with all the pixels that its window spans: far above any useful size, far below what int32 offsets reach.
+MAX_TILE_BYTES = 2**26
+Pair = tuple[int, int]
+
+# Bytes of packed input that one block of channels may take: small enough to stay in the nearest caches, large enough
+# that a row of a block has several non-zeros.
+POINTWISE_BLOCK_BYTES = 64 * 1024
+WINDOW_BLOCK_BYTES = 48 * 1024
+
+# What the search for a tiling assumes; only its ratios matter. Times are in vector multiply-adds.
+ASSUMED_DENSITY = 0.1
+ENTRY_OVERHEAD = 2.0
+PACK_COST = 6.0
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Sizes of a 2d convolution; a linear layer is one with a kernel of 1 over a single row of pixels."""
+
+    images: int
+    in_channels: int
+    in_size: Pair
+    out_channels: int
+    kernel: Pair = (1, 1)
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    @property
+    def out_size(self) -> Pair:
+        rows, cols = (
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                self.in_size, self.padding, self.dilation, self.kernel, self.stride, strict=True
+            )
+        )
+        return rows, cols
+
+    @property
+    def taps(self) -> int:
+        return self.kernel[0] * self.kernel[1]
+
+    def simplified(self) -> Convolution:
+        """Without a window images and rows mean nothing: every pixel is one of a single row."""
+        if self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0):
+            pixels = self.images * self.in_size[0] * self.in_size[1]
+            return Convolution(1, self.in_channels, (1, pixels), self.out_channels)
+        return self
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One kernel position that a pass uses, and the input pixel it reads, relative to the window's corner."""
+
+    index: int
+    row: int
+    col: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The pixels that a pass computes: every `out_step`-th from `out_first`, reading `in_step` apart from `in_first`."""
+
+    size: Pair
+    out_first: Pair
+    out_step: Pair
+    in_first: Pair
+    in_step: Pair
+    taps: tuple[Tap, ...]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a grid is dealt out to lanes (patches) and to registers (tiles)."""
+
+    lanes: int
+    patch: Pair
+    patches: Pair
+    tile: Pair
+    interleaved: bool = False  # neighbouring pixels in neighbouring lanes, not in neighbouring registers
+
+    @property
+    def site_step(self) -> int:
+        return 1 if self.interleaved else self.patch[1]
+
+    @property
+    def pixel_step(self) -> int:
+        return self.lanes if self.interleaved else 1
+
+    def tiles(self, images: int) -> int:
+        sites = images * self.patches[0] * self.patches[1]
+        return math.ceil(sites / self.lanes) * math.prod(math.ceil(p / t) for p, t in zip(self.patch, self.tile, strict=True))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The packed input of a tile: its size in pixels, and the order of its slots."""
+
+    size: Pair
+    slots_per_row: int
+    col_step: int
+    lanes: int
+
+    def offset(self, row: int, col: int) -> int:
+        """Where a pixel of the window begins in a channel of the packed tile, in floats."""
+        per_remainder = self.slots_per_row // self.col_step
+        return (row * self.slots_per_row + col % self.col_step * per_remainder + col // self.col_step) * self.lanes
+
+    @property
+    def channel_stride(self) -> int:
+        return self.size[0] * self.slots_per_row * self.lanes
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One side of a pass: channels and size of a channels_last tensor."""
+
+    channels: int
+    size: Pair
+
+
+@dataclass(frozen=True)
+class PassGroup:
+    """Passes that share one tiling, one window and one compressed weight: a forward pass, or all phases of a gradient."""
+
+    images: int
+    source: Plane
+    target: Plane
+    grids: tuple[Grid, ...]
+    tiling: Tiling
+    window: Window
+    block_channels: int
+    covers_target: bool  # else pixels that no grid reaches are zero
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.source.channels / self.block_channels)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of one grid: as many for a small grid as for the largest, since they share the tiling."""
+        return self.tiling.tiles(self.images)
+
+    def used(self, grid: Grid) -> tuple[list[bool], list[bool]]:
+        """Rows and columns of the window that some tap of the grid reads for some pixel of a tile."""
+        rows, cols = [False] * self.window.size[0], [False] * self.window.size[1]
+        for tap in grid.taps:
+            for i in range(self.tiling.tile[0]):
+                rows[tap.row + i * grid.in_step[0]] = True
+            for j in range(self.tiling.tile[1]):
+                cols[tap.col + j * grid.in_step[1]] = True
+        return rows, cols
+
+
+def forward_grid(conv: Convolution) -> Grid:
+    taps = tuple(
+        Tap(a * conv.kernel[1] + b, a * conv.dilation[0], b * conv.dilation[1])
+        for a in range(conv.kernel[0])
+        for b in range(conv.kernel[1])
+    )
+    return Grid(conv.out_size, (0, 0), (1, 1), (-conv.padding[0], -conv.padding[1]), conv.stride, taps)
+
+
+def gradient_grids(conv: Convolution) -> tuple[Grid, ...]:
+    """The input gradient by phases: input pixels with one remainder modulo the stride see the same taps."""
+    axes = [_phases(conv, axis) for axis in (0, 1)]
+    return tuple(
+        Grid(
+            size=(down.size, across.size),
+            out_first=(down.first, across.first),
+            out_step=conv.stride,
+            in_first=(down.corner, across.corner),
+            in_step=(1, 1),
+            taps=tuple(Tap(a * conv.kernel[1] + b, row, col) for a, row in down.taps for b, col in across.taps),
+        )
+        for down in axes[0]
+        for across in axes[1]
+    )
+
+
+@dataclass(frozen=True)
+class _Phase:
+    first: int
+    size: int
+    corner: int
+    taps: tuple[Pair, ...]  # (kernel position, pixel of the window)
+
+
+def _phases(conv: Convolution, axis: int) -> list[_Phase]:
+    """The phases of one axis that have any tap."""
+    size, kernel, stride, padding, dilation = (
+        values[axis] for values in (conv.in_size, conv.kernel, conv.stride, conv.padding, conv.dilation)
+    )
+    found = []
+    for first in range(min(stride, size)):
+        reach = {k: first + padding - k * dilation for k in range(kernel)}
+        taps = {k: distance // stride for k, distance in reach.items() if distance % stride == 0}
+        if taps:
+            corner = min(taps.values())
+            found.append(
+                _Phase(first, math.ceil((size - first) / stride), corner, tuple((k, t - corner) for k, t in taps.items()))
+            )
+    return found
+
+
+@lru_cache(maxsize=1024)
+def forward_group(conv: Convolution, lanes: int, max_vectors: int) -> PassGroup:
+    """The forward pass; the weight gradient has the same geometry."""
+    source, target = Plane(conv.in_channels, conv.in_size), Plane(conv.out_channels, conv.out_size)
+    return _group(conv, source, target, (forward_grid(conv),), True, lanes, max_vectors)
+
+
+@lru_cache(maxsize=1024)
+def gradient_group(conv: Convolution, lanes: int, max_vectors: int) -> PassGroup | None:
+    """The passes of the input gradient; None if no input pixel reaches the output."""
+    source, target = Plane(conv.out_channels, conv.out_size), Plane(conv.in_channels, conv.in_size)
+    grids = gradient_grids(conv)
+    phases = min(conv.stride[0], conv.in_size[0]) * min(conv.stride[1], conv.in_size[1])
+    return _group(conv, source, target, grids, len(grids) == phases, lanes, max_vectors) if grids else None
+
+
+def _group(
+    conv: Convolution, source: Plane, target: Plane, grids: tuple[Grid, ...], covers: bool, lanes: int, max_vectors: int
+) -> PassGroup:
+    largest = (max(grid.size[0] for grid in grids), max(grid.size[1] for grid in grids))
+    taps = [tap for grid in grids for tap in grid.taps]
+    extent = (max(tap.row for tap in taps) + 1, max(tap.col for tap in taps) + 1)
+    step = grids[0].in_step
+    one_row = conv.images == 1 and largest[0] == 1 and extent == (1, 1) and step == (1, 1)
+    if one_row:
+        tiling = _row_tiling(largest[1], lanes, max_vectors)
+    else:
+        work = ASSUMED_DENSITY * source.channels * target.channels * conv.taps / len(grids)
+        channels = source.channels + target.channels
+        tiling = _search_tiling(conv.images, largest, extent, step, work, channels, lanes, max_vectors)
+    size = ((tiling.tile[0] - 1) * step[0] + extent[0], (tiling.tile[1] - 1) * step[1] + extent[1])
+    window = Window(size, math.ceil(size[1] / step[1]) * step[1], step[1], lanes)
+    group = PassGroup(conv.images, source, target, grids, tiling, window, 1, covers)
+    _check_limits(group)
+    slots = max(sum(rows) * sum(cols) for rows, cols in map(group.used, grids))
+    budget = POINTWISE_BLOCK_BYTES if extent == (1, 1) else WINDOW_BLOCK_BYTES
+    most = min(budget // (slots * lanes * FLOAT_BYTES), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
+    group = replace(group, block_channels=_block_channels(source.channels, max(1, most), lanes))
+    if group.blocks * target.channels * len(grids) > INT32_MAX // 2:
+        raise ValueError(
+            f"a compressed weight of {group.blocks * target.channels * len(grids)} rows is too large; compute densely"
+        )
+    return group
+
+
+def _row_tiling(pixels: int, lanes: int, max_vectors: int) -> Tiling:
+    """One long row: every lane takes each lanes-th pixel, so that a tile is one stretch of memory."""
+    vectors = math.ceil(pixels / lanes)
+    width = math.ceil(vectors / math.ceil(vectors / max_vectors)) if vectors else 1
+    return Tiling(lanes, (1, vectors), (1, lanes), (1, width), interleaved=True)
+
+
+def _search_tiling(
+    images: int, grid: Pair, extent: Pair, step: Pair, work: float, channels: int, lanes: int, max_vectors: int
+) -> Tiling:
+    """The tiling with the least estimated time: few idle lanes, full tiles, small halos."""
+    best, least = Tiling(lanes, grid, (1, 1), (1, 1)), math.inf
+    counts = [2**k for k in range(lanes.bit_length())]
+    for patches in ((down, across) for down in counts for across in counts if down * across <= lanes):
+        patch = (math.ceil(grid[0] / patches[0]), math.ceil(grid[1] / patches[1]))
+        sites = math.ceil(images * patches[0] * patches[1] / lanes)
+        for rows in range(1, min(max_vectors, patch[0]) + 1):
+            down, packed_rows = _cut(patch[0], rows, extent[0], step[0])
+            for cols in range(1, min(max_vectors // rows, patch[1]) + 1):
+                across, packed_cols = _cut(patch[1], cols, extent[1], step[1])
+                multiply = work * (patch[0] * patch[1] + ENTRY_OVERHEAD * down * across)
+                cost = sites * (multiply + PACK_COST * channels * packed_rows * packed_cols)
+                if cost < least:
+                    best, least = Tiling(lanes, patch, patches, (rows, cols)), cost
+    return best
+
+
+def _cut(length: int, size: int, extent: int, step: int) -> Pair:
+    """Along one axis: how many tiles, and how many input pixels they pack together."""
+    pieces = math.ceil(length / size)
+    shared = min(step, extent)  # neighbouring pixels of a tile share what their windows have in common
+    return pieces, length * shared + pieces * (extent - shared)
+
+
+def _block_channels(channels: int, most: int, lanes: int) -> int:
+    """Channels of a block: up to `most`, blocks of equal size, whole vectors."""
+    if channels <= most:
+        return channels
+    block = math.ceil(channels / math.ceil(channels / most))
+    return min(channels, math.ceil(block / lanes) * lanes) if block > lanes else block
+
+
+def _check_limits(group: PassGroup) -> None:
+    """The kernels count pixels and offsets in int32, with room for the size of a tile."""
+    reached = max(
+        *(abs(n) for grid in group.grids for n in (*grid.in_first, *grid.size)),
+        *(*group.source.size, *group.target.size),
+    )
+    if reached > INT32_MAX // 2:
+        raise ValueError(
+            f"this layer is too large for the sparse kernels: a pixel has index {reached}, the limit is {INT32_MAX // 2}; "
+            "compute it densely"
+        )
+    if group.window.channel_stride * FLOAT_BYTES > MAX_TILE_BYTES:
+        raise ValueError(
+            f"the window of this layer is too large for the sparse kernels: {group.window.size} pixels for a tile of "
+            f"{group.tiling.tile}; compute it densely"
+        )

@@ -1,0 +1,112 @@
+// The C interface of the kernels: plain structs and functions, called from Python through ctypes.
+//
+// Everything is one operation, a *gather pass*: output pixels of a grid, each the weighted sum of some input pixels.
+// A linear layer, a convolution, and each phase of a convolution's input gradient are gather passes over tensors in
+// channels_last order; only the geometry differs. The weights are compressed rows (see compress.h).
+#pragma once
+
+#include <cstdint>
+
+// Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
+constexpr int32_t kInterfaceVersion = 1;
+
+// One non-zero weight: where in a packed tile its input begins (in floats), and its value.
+struct Entry {
+    int32_t offset;
+    float value;
+};
+
+// Geometry of a gather pass. Lane l of a vector belongs to site l: an (image, patch) pair, patches being equal
+// rectangles that cover the grid. A tile is tile_rows x tile_cols pixels of every site in a block of sites.
+struct Pass {
+    int64_t images;
+    int64_t in_rows, in_cols, in_channels;
+    int64_t out_rows, out_cols, out_channels;
+    int64_t grid_rows, grid_cols;              // pixels this pass computes
+    int64_t out_first_row, out_first_col;      // where grid pixel (0, 0) lies in the output
+    int64_t out_row_step, out_col_step;        // from a grid pixel to the next one, in output pixels
+    int64_t in_first_row, in_first_col;        // window corner of grid pixel (0, 0); negative inside the padding
+    int64_t in_row_step, in_col_step;          // from a grid pixel to the next one, in input pixels
+    int64_t patch_rows, patch_cols;            // pixels of a patch
+    int64_t patches_down, patches_across;      // patches of an image
+    int64_t site_step, pixel_step;             // columns between neighbouring patches, and between pixels of one patch
+    int64_t tile_rows, tile_cols;
+    int64_t window_rows, window_cols;          // input pixels that a full tile covers
+    int64_t slots_per_row;                     // vectors that one window row takes in a packed tile
+    int64_t block_channels;                    // input channels packed at a time
+    const uint8_t* used_rows;                  // [window_rows]: 1 where some weight may read that row
+    const uint8_t* used_cols;                  // [window_cols]
+};
+
+// Geometry of a dense weight (rows = output channels) in memory, and of its blocks of input channels.
+struct WeightLayout {
+    int64_t rows, channels, taps;
+    int64_t block_channels;
+    int64_t channels_last;                     // 1: a row is [taps][channels]; 0: [channels][taps]
+};
+
+// Where a column of the dense weight goes in the transposed compressed weight.
+struct TransposedColumn {
+    int32_t first_row;                         // the compressed row for the first block of output channels
+    int32_t tap_offset;
+};
+
+struct TransposedLayout {
+    int64_t compressed_rows;                   // all phases, all blocks
+    int64_t rows_per_block;                    // input channels
+    int64_t block_channels;                    // output channels packed at a time
+    int64_t channel_stride;                    // floats between neighbouring channels of a packed tile
+};
+
+struct KernelTable {
+    int64_t lanes;
+    int64_t max_vectors;                       // largest tile_rows * tile_cols
+
+    // Floats of scratch for one thread.
+    int64_t (*gather_scratch)(const Pass*, int64_t row_parts);
+    int64_t (*weight_gradient_scratch)(const Pass*, int64_t row_parts);
+
+    // output = gathered input * weight + bias; bias may be null. Work is split over tiles and over row_parts groups of
+    // output channels.
+    void (*gather)(const Pass*, const float* input, const float* bias, const int32_t* row_start, const Entry* entries,
+                   int64_t threads, int64_t row_parts, float* scratch, float* output);
+
+    // Gradient of the listed weights, summed over all pixels, one sum for each of `slices` groups of tiles:
+    // sums[slices][entries].
+    void (*weight_gradient)(const Pass*, const float* input, const float* grad_output, const int32_t* row_start,
+                            const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch,
+                            float* sums);
+
+    // Adds the slices and writes them to their places in a dense gradient; zero elsewhere.
+    void (*scatter)(const WeightLayout*, const int32_t* row_start, const int32_t* columns, const float* sums,
+                    int64_t slices, int64_t threads, float* gradient);
+
+    // Fills row_start[blocks * rows + 1] from the non-zeros of a weight or of a mask; returns their number, or -1 if it
+    // does not fit into int32.
+    int64_t (*count_weight)(const WeightLayout*, const float* weight, int64_t threads, int32_t* row_start);
+    int64_t (*count_mask)(const WeightLayout*, const uint8_t* mask, int64_t threads, int32_t* row_start);
+
+    // Fills entries and columns (position within the dense row) for a counted row_start.
+    void (*compress_weight)(const WeightLayout*, const float* weight, const int32_t* column_offsets, int64_t threads,
+                            const int32_t* row_start, Entry* entries, int32_t* columns);
+    void (*compress_mask)(const WeightLayout*, const uint8_t* mask, const int32_t* column_offsets, int64_t threads,
+                          const int32_t* row_start, Entry* entries, int32_t* columns);
+
+    // Takes new values into an old pattern. Returns 0, with the entries unusable, if the pattern has changed.
+    int64_t (*refresh)(const WeightLayout*, const float* weight, int64_t threads, const int32_t* row_start,
+                       const int32_t* columns, Entry* entries);
+
+    // The same weights by input channel. counts: scratch, [threads][compressed_rows]. source[k]: the entry that
+    // transposed entry k was made from.
+    void (*transpose)(const WeightLayout*, const TransposedLayout*, const TransposedColumn*, const int32_t* row_start,
+                      const int32_t* columns, const Entry* entries, int64_t threads, int32_t* counts,
+                      int32_t* transposed_start, Entry* transposed, int32_t* source);
+    void (*refresh_transposed)(int64_t count, const Entry* entries, const int32_t* source, int64_t threads,
+                               Entry* transposed);
+};
+
+extern "C" {
+[[gnu::visibility("default")]] int32_t autosparse_interface_version();
+// The kernels for "avx512", "avx2" or "portable"; null if this processor or this build has none.
+[[gnu::visibility("default")]] const KernelTable* autosparse_kernel_table(const char* name);
+}

@@ -1,0 +1,26 @@
+// All kernels of one instruction set.
+#pragma once
+
+#include "compress.h"
+#include "gather.h"
+#include "interface.h"
+#include "transpose.h"
+#include "weight_gradient.h"
+
+template <class Simd>
+constexpr KernelTable make_kernel_table() {
+    return {Simd::lanes,
+            kMaxVectors,
+            gather_scratch<Simd>,
+            weight_gradient_scratch<Simd>,
+            gather<Simd>,
+            weight_gradient<Simd>,
+            scatter<Simd>,
+            count_nonzeros<Simd, float>,
+            count_nonzeros<Simd, uint8_t>,
+            compress<Simd, float>,
+            compress<Simd, uint8_t>,
+            refresh<Simd>,
+            transpose<Simd>,
+            refresh_transposed<Simd>};
+}

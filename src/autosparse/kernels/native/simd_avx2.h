@@ -1,0 +1,64 @@
+// Eight floats at a time: AVX2 and FMA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+struct Avx2 {
+    using Vec = __m256;
+    static constexpr int lanes = 8;
+
+    static Vec zero() { return _mm256_setzero_ps(); }
+    static Vec broadcast(float value) { return _mm256_set1_ps(value); }
+    static Vec load(const float* from) { return _mm256_load_ps(from); }
+    static Vec load_unaligned(const float* from) { return _mm256_loadu_ps(from); }
+    static Vec load_first(const float* from, int count) { return _mm256_maskload_ps(from, first(count)); }
+    static void store(float* to, Vec value) { _mm256_store_ps(to, value); }
+    static void store_unaligned(float* to, Vec value) { _mm256_storeu_ps(to, value); }
+    static void store_first(float* to, Vec value, int count) { _mm256_maskstore_ps(to, first(count), value); }
+    static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+    static Vec multiply(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+    static Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+
+    // Bit i is set where from[i] is not zero; NaN is not zero.
+    static uint32_t nonzero_bits(const float* from) {
+        const Vec differs = _mm256_cmp_ps(_mm256_loadu_ps(from), _mm256_setzero_ps(), _CMP_NEQ_UQ);
+        return static_cast<uint32_t>(_mm256_movemask_ps(differs));
+    }
+
+    // In place: lane j of row i becomes lane i of row j.
+    static void transpose(Vec* rows) {
+        Vec a[8];
+        for (int i = 0; i < 8; i += 2) {
+            a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+            a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+        }
+        Vec b[8];
+        for (int i = 0; i < 8; i += 4) {
+            b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+            b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+            b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+            b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+        }
+        for (int i = 0; i < 4; ++i) {
+            rows[i] = low_halves(b[i], b[i + 4]);
+            rows[i + 4] = high_halves(b[i], b[i + 4]);
+        }
+    }
+
+    // Lane i of the result is the sum of all lanes of rows[i].
+    static Vec sums(const Vec* rows) {
+        const Vec low = _mm256_hadd_ps(_mm256_hadd_ps(rows[0], rows[1]), _mm256_hadd_ps(rows[2], rows[3]));
+        const Vec high = _mm256_hadd_ps(_mm256_hadd_ps(rows[4], rows[5]), _mm256_hadd_ps(rows[6], rows[7]));
+        return add(low_halves(low, high), high_halves(low, high));
+    }
+
+private:
+    static __m256i first(int count) {
+        const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index);
+    }
+    static Vec low_halves(Vec a, Vec b) { return _mm256_permute2f128_ps(a, b, 0x20); }
+    static Vec high_halves(Vec a, Vec b) { return _mm256_permute2f128_ps(a, b, 0x31); }
+};

@@ -1,0 +1,192 @@
+"""Decides for every layer and pass whether dense torch or the sparse kernels run, from measured times.
+
+Sparse times are modelled as a + b * nonzeros, fitted to a few measurements; dense times do not depend on the zeros. All
+eight combinations of passes are compared together, since they share the cost of compressing the weight. What is measured,
+and when, is injected: this file has no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from autosparse.kernels.geometry import Convolution
+
+# No layer was faster sparse than dense above this density: nothing is measured there.
+MAX_SPARSE_DENSITY = 0.6
+# A combination must promise to be this much faster than the present one before it replaces it.
+HYSTERESIS = 0.05
+# Two densities a factor of two apart fix a line; it is trusted up to as far again outside of them.
+SAMPLE_RATIO = 0.5
+TRUSTED_RATIO = 2.0
+
+
+class Passes(NamedTuple):
+    """Which passes of a layer run on the sparse kernels."""
+
+    forward: bool
+    input: bool
+    weight: bool
+
+
+DENSE = Passes(False, False, False)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A layer at one input size; a linear layer is a convolution over one row of pixels, computed by another dense routine."""
+
+    conv: Convolution
+    linear: bool
+    threads: int
+
+    @property
+    def weights(self) -> int:
+        return self.conv.out_channels * self.conv.in_channels * self.conv.taps
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured seconds of one workload at one number of non-zeros; dense ones are infinite where they were not measured."""
+
+    nonzeros: int
+    dense_forward: float
+    dense_input: float
+    dense_weight: float
+    forward: float
+    input: float
+    weight: float
+    compress: float
+    transpose: float
+    operators: float  # what calling our operators adds to a step, compared with torch's own layer
+
+
+@dataclass(frozen=True)
+class Line:
+    """seconds = fixed + slope * nonzeros, neither below zero."""
+
+    fixed: float
+    slope: float
+
+    def at(self, nonzeros: float) -> float:
+        return self.fixed + self.slope * nonzeros
+
+    @staticmethod
+    def fit(points: Sequence[tuple[float, float]]) -> Line:
+        """Least squares; one point gives a line through the origin, a falling line its mean."""
+        count = len(points)
+        mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+        spread = sum((x - mean_x) ** 2 for x, _ in points)
+        if spread == 0:
+            return Line(0.0, mean_y / mean_x) if mean_x > 0 else Line(mean_y, 0.0)
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+        if slope <= 0:
+            return Line(mean_y, 0.0)
+        if mean_y < slope * mean_x:  # would cross the axis above zero: the line through the origin instead
+            return Line(0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points))
+        return Line(mean_y - slope * mean_x, slope)
+
+
+@dataclass
+class Times:
+    """What is known about a workload."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def trusts(self, nonzeros: int) -> bool:
+        """Whether the measured range reaches this number."""
+        if not self.samples:
+            return False
+        known = [sample.nonzeros for sample in self.samples]
+        return min(known) / TRUSTED_RATIO <= nonzeros <= max(known) * TRUSTED_RATIO
+
+    def dense(self, part: str) -> float:
+        return min(float(getattr(sample, f"dense_{part}")) for sample in self.samples)
+
+    def sparse(self, part: str, nonzeros: float) -> float:
+        return Line.fit([(sample.nonzeros, float(getattr(sample, part))) for sample in self.samples]).at(nonzeros)
+
+    def cost(self, passes: Passes, nonzeros: int, wanted_nonzeros: int | None) -> float:
+        """Seconds of a step; the weight gradient may have a pattern of its own, which is compressed as well."""
+        seconds = 0.0
+        for part, sparse in passes._asdict().items():
+            own = wanted_nonzeros if part == "weight" and wanted_nonzeros is not None else nonzeros
+            seconds += self.sparse(part, own) if sparse else self.dense(part)
+        if any(passes):
+            seconds += min(sample.operators for sample in self.samples)
+        if passes.forward or passes.input or (passes.weight and wanted_nonzeros is None):
+            seconds += self.sparse("compress", nonzeros)
+        if passes.input:
+            seconds += self.sparse("transpose", nonzeros)
+        if passes.weight and wanted_nonzeros is not None:
+            seconds += self.sparse("compress", wanted_nonzeros)
+        return seconds
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A layer's present choice, with the predicted seconds of a step."""
+
+    passes: Passes
+    seconds: float
+    dense_seconds: float
+
+
+Measure = Callable[[Workload, float, bool], Sample]
+
+
+class Planner:
+    """Keeps what was measured and decided; `measure(workload, density, dense passes too)` does the timing."""
+
+    def __init__(self, measure: Measure | None = None, clock: Callable[[], float] | None = None) -> None:
+        if measure is None or clock is None:
+            from autosparse.kernels import timing
+
+            measure, clock = measure or timing.measure, clock or timing.CLOCK
+        self._measure, self._clock = measure, clock
+        self._times: dict[Workload, Times] = {}
+        self.decisions: dict[str, Decision] = {}
+        self.seconds_spent = 0.0
+
+    def measure(self, workload: Workload, density: float) -> Times:
+        """The times of a workload, measured around this density unless they are known well enough."""
+        times = self._times.setdefault(workload, Times())
+        if not times.trusts(round(density * workload.weights)):
+            begin = self._clock()
+            for each in (density, density * SAMPLE_RATIO):
+                times.samples.append(self._measure(workload, each, not times.samples))
+            self.seconds_spent += self._clock() - begin
+        return times
+
+    def decide(
+        self, layer: str, workload: Workload, density: float, wanted: str = "active", wanted_density: float | None = None
+    ) -> Passes:
+        """How a layer runs from now on. `wanted` is the weight gradient; with "mask" `wanted_density` is the mask's."""
+        if not 0 <= density <= 1:
+            raise ValueError(f"density {density} of layer {layer!r}; it is the fraction of non-zeros, between 0 and 1")
+        if (wanted == "mask") != (wanted_density is not None):
+            raise ValueError(f"wanted={wanted!r} with wanted_density={wanted_density}; a mask, and only a mask, has a density")
+        if density > MAX_SPARSE_DENSITY:
+            self.decisions.pop(layer, None)
+            return DENSE
+        times = self.measure(workload, density)
+        nonzeros = round(density * workload.weights)
+        wanted_nonzeros = None if wanted_density is None else round(wanted_density * workload.weights)
+
+        def cost(passes: Passes) -> float:
+            return times.cost(passes, nonzeros, wanted_nonzeros)
+
+        best = min(_combinations(weight=wanted != "all"), key=cost)
+        present = self.decisions[layer].passes if layer in self.decisions else None
+        if present is not None and wanted == "all":
+            present = present._replace(weight=False)
+        if present is not None and cost(best) > (1 - HYSTERESIS) * cost(present):
+            best = present
+        self.decisions[layer] = Decision(best, cost(best), cost(DENSE))
+        return best
+
+
+def _combinations(weight: bool) -> Iterable[Passes]:
+    return (Passes(*each) for each in product((False, True), (False, True), (False, True) if weight else (False,)))

@@ -1,0 +1,58 @@
+"""Tests of the native kernels: every instruction set that this machine has, and skipped where no library was built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from autosparse.kernels import compressed, library, passes
+
+_last: list[torch.Tensor] = []
+
+
+def scratch_of_exact_size(floats: int) -> int:
+    """For AddressSanitizer: memory that was kept from a larger call would hide a step beyond its end."""
+    _last[:] = [torch.empty(floats)]
+    return _last[0].data_ptr()
+
+
+def choose(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the kernels anew, for one instruction set or "off"."""
+    monkeypatch.setenv(library.VARIABLE, instruction_set)
+    library.load.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads, kernels and compressed weights are global: leave them as they were."""
+    threads = torch.get_num_threads()
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        monkeypatch.setattr(passes, "_scratch", scratch_of_exact_size)
+    yield
+    torch.set_num_threads(threads)
+    library.load.cache_clear()
+    compressed.WEIGHTS.clear()
+
+
+@pytest.fixture
+def native() -> None:
+    """The kernels that would be used by default."""
+    if not library.available():
+        pytest.skip(f"no sparse kernels: {library.why_not()}")
+
+
+@pytest.fixture(params=library.INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each set of kernels in turn."""
+    choose(request.param, monkeypatch)
+    if not library.available():
+        pytest.skip(f"no sparse kernels: {library.why_not()}")
+    return str(request.param)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose("off", monkeypatch)

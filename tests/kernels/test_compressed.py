@@ -1,0 +1,136 @@
+"""Compressed weights: what they hold, when they are kept, when only their values change."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from autosparse import kernels
+from autosparse.kernels import compressed
+from autosparse.kernels.compressed import Compressed, CompressedWeights
+from autosparse.kernels.geometry import Convolution
+from autosparse.kernels.plans import Plan, plan_for
+
+from .reference import sparse_weight
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+def plan() -> Plan:
+    return plan_for(Convolution(1, 40, (1, 30), 20), channels_last=False)
+
+
+def weight(seed: int = 0) -> Tensor:
+    return sparse_weight((20, 40), 0.2, torch.Generator().manual_seed(seed))
+
+
+def values(held: Compressed) -> Tensor:
+    return held.entries[:, 1].contiguous().view(torch.float32)
+
+
+def rebuilt(held: Compressed, shape: tuple[int, int]) -> Tensor:
+    """The dense weight again, from rows, columns and values; for a plan of one block."""
+    dense = torch.zeros(shape)
+    for row in range(shape[0]):
+        begin, end = int(held.row_start[row]), int(held.row_start[row + 1])
+        dense[row, held.columns[begin:end].long()] = values(held)[begin:end]
+    return dense
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_holds_the_nonzeros(threads: int) -> None:
+    held = Compressed(plan(), weight(), threads)
+    assert held.nonzeros == int((weight() != 0).sum())
+    assert torch.equal(rebuilt(held, (20, 40)), weight())
+
+
+def test_the_transposed_form_holds_the_same_values() -> None:
+    one, many = Compressed(plan(), weight(), 1), Compressed(plan(), weight(), 4)
+    start, entries = one.transposed(1)
+    assert torch.equal(start.diff(), (weight() != 0).sum(0))
+    found = entries[:, 1].contiguous().view(torch.float32)
+    assert torch.equal(found, weight().t()[weight().t() != 0])
+    for ours, theirs in zip(one.transposed(1), many.transposed(4), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_refresh_takes_new_values_and_notices_a_new_pattern() -> None:
+    held = Compressed(plan(), weight(), 1)
+    held.transposed(1)
+    assert held.refresh(3 * weight(), 2)
+    assert torch.equal(rebuilt(held, (20, 40)), 3 * weight())
+    assert torch.equal(held.transposed(1)[1][:, 1], Compressed(plan(), 3 * weight(), 1).transposed(1)[1][:, 1])
+    moved = weight()
+    place = tuple((moved != 0).nonzero()[0])
+    moved[place] = 0
+    assert not held.refresh(moved, 1)
+    gained = weight()
+    gained[tuple((gained == 0).nonzero()[0])] = 1.0
+    assert not Compressed(plan(), weight(), 1).refresh(gained, 1)
+    swapped = moved.clone()
+    swapped[tuple((weight() == 0).nonzero()[-1])] = 1.0
+    assert not Compressed(plan(), weight(), 1).refresh(swapped, 1)
+
+
+def test_one_weight_is_compressed_once() -> None:
+    kept, dense = CompressedWeights(), weight()
+    first = kept.find(plan(), dense)
+    assert kept.find(plan(), dense) is first
+    assert kept.find(plan(), dense.detach()) is first
+    assert len(kept) == 1
+
+
+def test_a_change_in_place_is_seen() -> None:
+    kept, dense = CompressedWeights(), weight()
+    first = kept.find(plan(), dense)
+    dense.mul_(2)
+    second = kept.find(plan(), dense)
+    assert second is first, "the pattern is the same"
+    assert torch.equal(rebuilt(second, (20, 40)), 2 * weight())
+    dense[0] = 0
+    assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+
+
+def test_a_new_weight_in_old_memory_is_a_new_weight() -> None:
+    kept = CompressedWeights()
+    for seed in range(20):
+        dense = weight(seed)
+        assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+        del dense
+    gc.collect()
+    assert len(kept) <= 4, "forms of weights that are gone are dropped"
+
+
+def test_layers_of_one_shape_find_their_own_patterns_again() -> None:
+    kept = CompressedWeights()
+    first = [weight(seed) for seed in range(3)]
+    patterns = [kept.find(plan(), each).columns.data_ptr() for each in first]
+    second = [2 * each for each in first]
+    del first
+    assert [kept.find(plan(), each).columns.data_ptr() for each in second] == patterns
+
+
+def test_tensors_without_a_version_are_not_kept() -> None:
+    kept = CompressedWeights()
+    with torch.inference_mode():
+        dense = weight()
+        assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+    assert len(kept) == 0
+
+
+def test_forward_and_backward_share_one_compressed_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    original = Compressed.__init__
+
+    def counted(self: Compressed, *args: object) -> None:
+        made.append(self)
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Compressed, "__init__", counted)
+    stored, x = weight().requires_grad_(), torch.randn(30, 40, requires_grad=True)
+    kernels.sparse_linear(x, stored * 1.0, None, "active").sum().backward()
+    assert len(made) == 1
+    assert len(compressed.WEIGHTS) == 1
