@@ -50,22 +50,23 @@ def trained(method, mode: str, steps: int = 4):
     return sp, gradients, model(x)
 
 
+METHODS = [
+    STR(start_sparsity=0.8),
+    AutoSparse(start_sparsity=0.8),
+    AutoSparse(start_sparsity=0.8, backward_sparsity=0.5),
+    AutoSparse(start_sparsity=0.8, dense_grad_every=2),
+    AutoSparse(start_sparsity=0.8, threshold="channel", zero_epoch=1),
+    TopKAST(sparsity=0.8, backward_sparsity=0.4),
+    DNW(sparsity=0.8),
+    RigL(sparsity=0.8, update_every=100, update_end=1.0),
+    autosparse.GMP(sparsity=0.8, start_sparsity=0.8, begin=0.0),
+    autosparse.Random(sparsity=0.8),
+    autosparse.DST(),
+]
+
+
 @needs_kernels
-@pytest.mark.parametrize(
-    "method",
-    [
-        STR(start_sparsity=0.8),
-        AutoSparse(start_sparsity=0.8),
-        AutoSparse(start_sparsity=0.8, backward_sparsity=0.5),
-        AutoSparse(start_sparsity=0.8, dense_grad_every=2),
-        AutoSparse(start_sparsity=0.8, threshold="channel", zero_epoch=1),
-        TopKAST(sparsity=0.8, backward_sparsity=0.4),
-        DNW(sparsity=0.8),
-        RigL(sparsity=0.8, update_every=100, update_end=1.0),
-        autosparse.DST(),
-    ],
-    ids=lambda method: str(method)[:60],
-)
+@pytest.mark.parametrize("method", METHODS, ids=[f"{each.about.name}-{place}" for place, each in enumerate(METHODS)])
 def test_sparse_compute_trains_like_dense(method):
     dense, dense_gradients, expected = trained(method, "dense")
     sparse, gradients, output = trained(method, "sparse")

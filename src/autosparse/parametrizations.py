@@ -150,7 +150,7 @@ class Masked(Gated):
         self.register_buffer("receives", self.mask.clone() if restricts_gradient else None)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return functional.gated_mask(weight, self.mask, self.gate, self.receives)
+        return functional.gated_mask(weight, self.mask, self.gate if self.is_open else None, self.receives)
 
     @property
     def wanted(self) -> str:

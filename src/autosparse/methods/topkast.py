@@ -41,7 +41,7 @@ class PowerMasked(Masked):
         theta = self.full(weight)
         if self.threshold is not None:
             theta = functional.soft_threshold(theta, self.threshold, 1.0)  # a gate of 1: the mask decides who receives
-        return functional.gated_mask(theta, self.mask, self.gate, self.receives)
+        return functional.gated_mask(theta, self.mask, self.gate if self.is_open else None, self.receives)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight if self.exponent == 1 else functional.power_inverse(weight, self.exponent)
