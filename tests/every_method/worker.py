@@ -1,4 +1,4 @@
-"""The other processes of test_processes.py: `resume` continues saved runs, `rank` is one of two that train together."""
+"""The processes of test_processes.py: `unbroken` trains, `resume` continues saved runs, a rank is one of two together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosparse
 
-from .running import COMBINATIONS, begin, counts, resumed
+from .running import COMBINATIONS, begin, counts, resumed, trajectory
 from .settings import BATCH, STEPS, TOTAL
 
 WORLD = 2
 UNTIL = TOTAL - STEPS - 2  # past a change of rounds, in the middle of an epoch
 TOGETHER = (("conv", "sgd"), ("transformer", "adamw"))
+
+
+def unbroken(folder: Path) -> None:
+    """Train every run from its start to its end, and keep what it was where it will be cut."""
+    cuts: dict[str, Any] = {}
+    ended: dict[str, Any] = {}
+    for name in autosparse.list_methods():
+        cuts[name] = {}
+        for net, optimizer in COMBINATIONS:
+            ran = trajectory(name, net, optimizer)
+            cuts[name][f"{net}, {optimizer}"] = ran.cut
+            ended[f"{name}, {net}, {optimizer}"] = {**ran.run.state(), "report": str(ran.run.sp.report())}
+    torch.save(cuts, folder / "cut.pt")
+    torch.save(ended, folder / "unbroken.pt")
 
 
 def resume(folder: Path) -> None:
@@ -72,7 +86,7 @@ def rank(number: int, folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error", autosparse.SparsityWarning)
-    if sys.argv[1] == "resume":
-        resume(Path(sys.argv[2]))
+    if sys.argv[1] in ("unbroken", "resume"):
+        {"unbroken": unbroken, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))
     else:
         rank(int(sys.argv[1]), Path(sys.argv[2]))
