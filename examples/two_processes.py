@@ -63,6 +63,7 @@ def main() -> None:
         print(sp.report())
         print(f"zeros on each rank: {zeros}")
         torch.save(sp.finalize().state_dict(), os.environ.get("OUTPUT", "sparse.pt"))
+    dist.barrier()  # a rank that leaves early can abort the others
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -102,6 +103,9 @@ def main(folder: Path) -> None:
         target.epoch()
     runs = {"whole": whole, "resumed": resumed, "target": target}
     torch.save({name: run.seen() for name, run in runs.items()}, folder / f"rank{rank}.pt")
+    if dist.is_initialized():
+        dist.barrier()  # a process that leaves early can abort the others
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from .lightning_parts import Net, SparseTraining, loader, trainer
@@ -28,6 +29,9 @@ def main(folder: Path) -> None:
     found = {name: run(name, True, None, *([keep] if name == "autotune" else [])) for name in METHODS}
     found["resumed"] = run("autotune", True, folder / "checkpoints" / "epoch=1.ckpt")
     torch.save(found, folder / f"rank{found['target']['rank']}.pt")
+    if dist.is_initialized():
+        dist.barrier()  # a process that leaves early can abort the others
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

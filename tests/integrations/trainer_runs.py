@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -92,6 +93,9 @@ def be_a_rank(folder: Path) -> None:
     resumed[0].train(resume_from_checkpoint=str(folder / "checkpoint-4"))
     found = {"whole": state(*whole), "resumed": state(*resumed), "losses": [entry["loss"] for entry in whole[1].history]}
     torch.save(found, folder / f"rank{whole[0].args.process_index}.pt")
+    if dist.is_initialized():
+        dist.barrier()  # a process that leaves early can abort the others
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
