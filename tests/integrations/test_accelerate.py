@@ -15,6 +15,7 @@ from torch import nn
 import autosparse
 
 from .accelerate_run import ACCUMULATION, CLIP, EPOCHS, TARGET, TUNED, Run, data, net
+from .ranks import assert_finished
 from .states import differences
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.integrations.accelerate_run", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    assert_finished(done)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from transformers import BertForSequenceClassification
 
+from .ranks import assert_finished
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -24,7 +26,7 @@ def run(*command: str, **environment: str) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert_finished(done)
     return done.stdout
 
 

@@ -21,6 +21,7 @@ import autosparse
 from autosparse import DST, STR, AutoSparse
 from autosparse.integrations.transformers import STATE_FILE, sparsify_trainer
 
+from .ranks import assert_finished
 from .states import differences
 from .trainer_runs import TUNED, arguments, bert, make, sentences, state
 
@@ -201,7 +202,7 @@ def test_two_processes_agree_and_resume(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.integrations.trainer_runs", "rank", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    assert_finished(done)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2))
     assert differences(first, second) == []
     assert differences(first["resumed"], first["whole"]) == []
