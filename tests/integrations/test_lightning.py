@@ -25,6 +25,7 @@ from autosparse import STR, RigL
 
 from .lightning_parts import BATCHES, EPOCHS, ManualNet, Net, SparseTraining, fit, loader, trainer
 from .lightning_resume import CASES, METHODS, ValidatedNet, run
+from .ranks import assert_finished
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -270,7 +271,7 @@ def module_in_a_process(name: str, folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", f"tests.integrations.{name}", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    assert_finished(done)
 
 
 @pytest.fixture(scope="module")

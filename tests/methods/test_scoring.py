@@ -1,6 +1,7 @@
 """SNIP, GraSP and SynFlow: scores, exact selection, and 20 steps against a NumPy transcription."""
 
 import io
+import signal
 import subprocess
 import sys
 import textwrap
@@ -563,7 +564,8 @@ def test_two_ranks_with_half_of_the_batches_choose_the_mask_of_one(tmp_path: Pat
     torch.save({"model": torch_net().state_dict(), "data": data}, tmp_path / "input.pt")
     command = [sys.executable, "-c", script]
     workers = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    # torch's gloo processes may abort (SIGABRT) while the interpreter shuts down, after all work is written: that is compared
+    assert {worker.wait(timeout=120) for worker in workers} <= {0, -signal.SIGABRT}
     first, second = (torch.load(tmp_path / f"output{rank}.pt") for rank in range(2))
     for cls in EVERY:
         _, run = start(cls())
