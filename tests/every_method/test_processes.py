@@ -30,7 +30,9 @@ def finish(processes: list[subprocess.Popen[str]]) -> None:
         for process in processes:
             process.kill()
     # torch's gloo processes may abort (SIGABRT) while the interpreter shuts down, after all work is written: that is compared
-    assert {process.returncode for process in processes} <= {0, -signal.SIGABRT}, "\n".join(errors)
+    for process, error in zip(processes, errors, strict=True):
+        raced = process.returncode == -signal.SIGABRT and "terminate called without an active exception" in error
+        assert process.returncode == 0 or raced, error
 
 
 def test_resume_in_a_new_process_is_bit_exact(tmp_path: Path) -> None:

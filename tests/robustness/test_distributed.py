@@ -44,7 +44,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         for process in started:
             process.kill()
     # torch's gloo processes may abort (SIGABRT) while the interpreter shuts down, after all work is written: that is compared
-    assert {process.returncode for process in started} <= {0, -signal.SIGABRT}, "\n".join(errors)
+    for process, error in zip(started, errors, strict=True):
+        raced = process.returncode == -signal.SIGABRT and "terminate called without an active exception" in error
+        assert process.returncode == 0 or raced, error
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 
