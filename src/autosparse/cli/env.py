@@ -1,10 +1,6 @@
 """`autosparse env`: what a bug report needs to say about the machine."""
 
-import os
 import platform
-import sys
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,6 +27,7 @@ def environment() -> dict[str, Any]:
     import torch
 
     from autosparse import __version__, kernels
+    from autosparse.training.machine import cores, cpu_model, installed_version
 
     return {
         "autosparse": __version__,
@@ -38,27 +35,10 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "simd": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "native_kernels": kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
     }
-
-
-def installed_version(package: str) -> str:
-    """The version of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,0 +1,122 @@
+"""`autosparse train`: a recipe becomes a sparse model, a report and figures to cite."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autosparse.training.recipe import Recipe
+
+DEFAULT = "digits"
+HELP = """Train a recipe; with none, the embedded default: a small net on scikit-learn's digits.
+
+Examples:
+
+  autosparse train
+
+  autosparse train fashion-mnist --set data.path=DIR --set method.target_sparsity=0.9
+
+  autosparse train my-recipe.yaml --out runs/first
+
+  autosparse train --resume --out runs/first
+
+  torchrun --nproc-per-node 2 -m autosparse train cifar10-resnet20 --set data.path=DIR
+"""
+
+
+def run(
+    recipe: str | None = typer.Argument(None, help="Name of a recipe (`autosparse recipes`) or a YAML file."),
+    changes: list[str] = typer.Option([], "--set", metavar="A.B=C", help="Change a value of the recipe; repeatable."),
+    out: Path | None = typer.Option(None, help="Folder of the run; runs/NAME by default. One that exists is refused."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, bit for bit."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress, no summary."),
+    report: bool = typer.Option(True, help="Write the HTML report at the end."),
+) -> None:
+    from autosparse.training.recipes import load_recipe
+    from autosparse.training.run import train
+    from autosparse.training.signals import Stopped
+
+    if recipe is None and resume and out is not None and (out / "recipe.yaml").exists():
+        recipe = str(out / "recipe.yaml")
+    chosen = load_recipe(recipe or DEFAULT, changes)
+    folder = out or Path("runs") / chosen.name
+    if resume and recipe is not None and (folder / "result.json").exists() and not quiet:
+        typer.echo(f"the run in {folder} is complete already")
+    try:
+        result = train(chosen, folder, resume=resume, quiet=quiet, command=sys.argv)
+    except Stopped as stopped:
+        typer.echo(f"{stopped}", err=True)
+        raise typer.Exit(stopped.code) from None
+    if leads() and report:
+        write_report(folder)
+    if leads() and not quiet:
+        typer.echo(summary(chosen, result, folder))
+
+
+run.__doc__ = HELP
+
+
+def leads() -> bool:
+    """Whether this is the process that writes."""
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+def write_report(folder: Path) -> None:
+    """The HTML page of the run, where what it needs is installed."""
+    from autosparse.report import read_run
+    from autosparse.report import write_report as write
+
+    try:
+        write([read_run(folder)], folder / "report")
+    except ImportError as error:
+        typer.echo(f"no report was written: {error}", err=True)
+
+
+def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
+    """What a newcomer wants to know at the end."""
+    from autosparse.training.progress import clock
+
+    what = "token accuracy" if recipe.data.kind == "translation" else "accuracy"
+    lines = ["", f"{recipe.name}: {recipe.method['name']}, {result['epochs']} epochs in {clock(result['seconds'])}", ""]
+    accuracy = f"  {what:<15} {result['accuracy']:.2%}"
+    if result["base_accuracy"] is not None:
+        gap = 100 * (result["accuracy"] - result["base_accuracy"])
+        accuracy += f"   (dense run of the same length {result['base_accuracy']:.2%}: {gap:+.2f} points)"
+    lines.append(accuracy)
+    if not recipe.dense:
+        lines += [
+            f"  {'sparsity':<15} {result['sparsity']:.2%}   of the weights in {len(result['layers'])} layers are zero",
+            f"  {'Train F':<15} {result['train_fraction']:.3f}    multiply-adds spent in training, of those of a dense run",
+            f"  {'Test F':<15} {result['test_fraction']:.3f}    multiply-adds of one prediction, of the dense model's",
+        ]
+    lines += ["", f"  {'model':<15} {folder / 'model.safetensors'}"]
+    page = folder / "report" / "report.html"
+    if page.exists():
+        lines.append(f"  {'report':<15} {page}")
+    lines += ["", "What to try next", *next_steps(recipe, folder)]
+    return "\n".join(lines)
+
+
+def next_steps(recipe: Recipe, folder: Path) -> list[str]:
+    steps = []
+    if recipe.name == DEFAULT:
+        steps += [
+            ("autosparse train digits-autotune", "alpha found from a few dense epochs: Algorithm 1 of the paper"),
+            ("autosparse train --set method.target_sparsity=0.95 --out runs/95", "more zeros"),
+            ("autosparse compare digits --methods autosparse,str,rigl --sparsity 0.8", "methods side by side"),
+            ("autosparse recipes", "CIFAR-10, Fashion-MNIST, ImageNet, translation; your own data: docs/recipes.md"),
+        ]
+    else:
+        steps += [
+            (f"autosparse eval {folder}", "score the saved model again"),
+            (f"autosparse report {folder}", "the page with figures"),
+        ]
+    steps.append(("docs/get-started.md", "three lines for your own training loop"))
+    width = max(len(command) for command, _ in steps)
+    return [f"  {command:<{width}}  {why}" for command, why in steps]

@@ -1,0 +1,101 @@
+"""Batches of labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from autosparse.data.augment import DRAWS, pad_crop_flip
+from autosparse.data.batches import (
+    Batch,
+    Data,
+    Indices,
+    check_ranks,
+    check_training,
+    evaluation_share,
+    permutation,
+    training_share,
+    uniform,
+)
+from autosparse.data.config import Augmentation, ImageData
+from autosparse.data.sources import Images, open_images
+from autosparse.data.workers import prepared
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Makes the batch of given samples in one epoch."""
+
+    images: Images
+    augment: Augmentation
+    mean: Tensor
+    std: Tensor
+    seed: int
+    number: int
+
+    def batch(self, indices: Indices) -> Batch:
+        numbers = uniform(indices, DRAWS[self.augment], self.seed, self.number)
+        if self.augment == "resized-crop-flip":
+            pixels = self.images.random_crops(indices, numbers)
+        else:
+            pixels = self.images.pixels(indices)
+            if self.augment == "pad-crop-flip":
+                pixels = pad_crop_flip(pixels, numbers)
+        x = pixels.float().div_(self.images.scale).sub_(self.mean).div_(self.std)
+        return (x,), self.images.labels[torch.from_numpy(indices)]
+
+
+@dataclass(frozen=True)
+class ImageBatches:
+    """One split on one rank: shuffled and augmented for training, each image once and as it is otherwise."""
+
+    images: Images
+    config: ImageData
+    training: bool
+    seed: int
+    rank: int
+    world: int
+
+    @property
+    def samples(self) -> int:
+        return len(self.images.labels)
+
+    @property
+    def steps(self) -> int:
+        if self.training:
+            return self.samples // self.config.batch_size
+        return len(evaluation_share(self.samples, self.config.batch_size, self.rank, self.world))
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        batch_size = self.config.batch_size
+        if self.training:
+            order = permutation(self.samples, self.seed, number)
+            share = training_share(order, batch_size, self.rank, self.world, skip)
+        else:
+            share = evaluation_share(self.samples, batch_size, self.rank, self.world, skip)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.config.mean, self.config.std))
+        augment: Augmentation = self.config.augment if self.training else "none"
+        prepare = Preparation(self.images, augment, mean, std, self.seed, number)
+        return prepared(prepare, share, self.config.workers)
+
+
+def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cache: Path | None) -> Data:
+    """The batches of images that the `data:` block describes."""
+    train, held_out = open_images(config, cache)
+    check_ranks(len(train.labels), rank, world, "training")
+    check_ranks(len(held_out.labels), rank, world, "validation")
+    check_training(len(train.labels), config.batch_size, world)
+    channels, height, width = train.shape
+    facts = {
+        "source": config.path or config.hub or config.source,
+        "training samples": len(train.labels),
+        "validation samples": len(held_out.labels),
+        "classes": config.classes,
+        "image": f"{channels} x {height} x {width}",
+    }
+    validation = ImageBatches(held_out, config, False, seed, rank, world)
+    return Data(ImageBatches(train, config, True, seed, rank, world), validation, validation, facts)

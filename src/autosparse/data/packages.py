@@ -1,0 +1,15 @@
+"""Packages of the `data` extra, imported when they are needed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def need(module: str, purpose: str) -> Any:
+    """The module, or an error that names the command that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+        raise RuntimeError(f'{purpose} needs the package {missing}: pip install "autosparse[data]"') from error

@@ -1,0 +1,130 @@
+"""Where images come from: two splits of labelled images for each source of the `data:` block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autosparse.data.augment import Numbers
+from autosparse.data.batches import Indices
+from autosparse.data.config import ImageData
+from autosparse.data.encoded import MEMORY, EncodedImages, open_encoded
+from autosparse.data.idx import read_split
+from autosparse.data.packages import need
+
+
+class Images(Protocol):
+    """The labelled images of one split."""
+
+    labels: Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    def pixels(self, indices: Indices) -> Tensor:
+        """uint8 (samples, channels, height, width); `scale` is white."""
+
+    def random_crops(self, indices: Indices, numbers: Numbers) -> Tensor:
+        """The same, each a random part of its image."""
+
+
+@dataclass
+class StoredImages:
+    """Images that are in memory."""
+
+    all_pixels: Tensor
+    labels: Tensor
+    scale: float = 255.0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.all_pixels.shape[1:]
+        return channels, height, width
+
+    def pixels(self, indices: Indices) -> Tensor:
+        return self.all_pixels[torch.from_numpy(indices)]
+
+    def random_crops(self, indices: Indices, numbers: Numbers) -> Tensor:
+        raise ValueError("resized-crop-flip is for image files; small images take augment: pad-crop-flip")
+
+
+def open_images(config: ImageData, cache: Path | None) -> tuple[Images, Images]:
+    """The images to train on and to validate on."""
+    if config.source in ("digits", "idx"):
+        if config.augment == "resized-crop-flip":
+            raise ValueError(
+                f"augment: resized-crop-flip is for image files; source: {config.source} takes pad-crop-flip or none"
+            )
+        pair = _digits() if config.source == "digits" else _idx(config)
+        train, test = (_limited(images, limit) for images, limit in zip(pair, (config.limit, config.limit_test), strict=True))
+        train, test = (_shaped(images, config) for images in (train, test))
+        result: tuple[Images, Images] = train, test
+    else:
+        encoded, encoded_test = open_encoded(config, cache)
+        result = (encoded if config.augment == "resized-crop-flip" else _remembered(encoded)), _remembered(encoded_test)
+    for images, split in zip(result, ("training", "validation"), strict=True):
+        _check_labels(images.labels, config.classes, split)
+    return result
+
+
+def _digits() -> tuple[StoredImages, StoredImages]:
+    """The 1,797 images of 8x8 in 17 greys that scikit-learn carries, 450 of them to validate on."""
+    purpose = "source: digits"
+    images, labels = need("sklearn.datasets", purpose).load_digits(return_X_y=True)
+    split = need("sklearn.model_selection", purpose).train_test_split
+    train, test = split(np.arange(len(labels)), test_size=450, random_state=0, stratify=labels)
+    pixels, numbers = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
+    return StoredImages(pixels[train], numbers[train], 16.0), StoredImages(pixels[test], numbers[test], 16.0)
+
+
+def _idx(config: ImageData) -> tuple[StoredImages, StoredImages]:
+    folder = Path(str(config.path)).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"data.path = {config.path} is not a folder; source: idx looks there for train-images-idx3-ubyte.gz"
+        )
+    pairs = (read_split(folder, split) for split in (config.train_split, config.test_split or "t10k"))
+    train, test = (StoredImages(images[:, None], labels.long()) for images, labels in pairs)
+    if train.shape != test.shape:
+        raise ValueError(f"{folder}: training images are {_size(train)} but the others {_size(test)}")
+    return train, test
+
+
+def _limited(images: StoredImages, limit: int | None) -> StoredImages:
+    return StoredImages(images.all_pixels[:limit], images.labels[:limit], images.scale)
+
+
+def _shaped(images: StoredImages, config: ImageData) -> StoredImages:
+    if config.image_size is not None and images.shape[1:] != (config.image_size, config.image_size):
+        raise ValueError(
+            f"data.image_size = {config.image_size}, but the images of source: {config.source} are {_size(images)}; "
+            "leave image_size out, or give that size"
+        )
+    return StoredImages(images.all_pixels.expand(-1, config.channels, -1, -1).contiguous(), images.labels, images.scale)
+
+
+def _remembered(images: EncodedImages) -> Images:
+    """Decoded once and kept, where that fits."""
+    channels, height, width = images.shape
+    if len(images.labels) * channels * height * width > MEMORY:
+        return images
+    return StoredImages(images.pixels(np.arange(len(images.labels))), images.labels)
+
+
+def _check_labels(labels: Tensor, classes: int, split: str) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"the {split} labels run from {low} to {high}, but data.classes = {classes} allows 0 to {classes - 1}"
+            + (" (-1 stands for a hidden label: set data.test_split to a split that has them)" if low == -1 else "")
+        )
+
+
+def _size(images: StoredImages) -> str:
+    return f"{images.shape[1]}x{images.shape[2]}"

@@ -1,0 +1,186 @@
+"""Tables of images through Hugging Face `datasets`: which files, splits and columns hold what."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from autosparse.data.config import ImageData
+from autosparse.data.packages import need
+
+HELD_OUT = ("validation", "val", "valid", "test")
+"""Splits to validate on, in the order they are looked for."""
+
+IMAGE_NAMES = ("image", "img", "images", "picture", "pixel_values")
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "y")
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_PURPOSE = "image data"
+
+Tables = list[tuple[str, Any]]
+
+
+def open_tables(config: ImageData, cache: Path | None) -> Tables:
+    """[(name, table) to train on, (name, table) to validate on]."""
+    if config.source == "hub":
+        return _hub(config, cache)
+    root = Path(str(config.path)).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"data.path = {config.path} is not a folder; source: {config.source} needs one with its splits")
+    return _folder(root, config) if config.source == "folder" else _parquet(root, config, cache)
+
+
+def image_column(table: Any, wanted: str | None) -> str:
+    """The column of the images: the one named, or the one that looks like it."""
+    datasets = need("datasets", _PURPOSE)
+    columns = list(table.features)
+    if wanted is not None:
+        return _known(wanted, columns, "image_column")
+    typed = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image) or _bytes_like(kind)]
+    return _one(typed, IMAGE_NAMES, columns, "image_column")
+
+
+def label_column(table: Any, wanted: str | None, classes: int) -> str:
+    """The column of the labels; among several class columns the one with that many classes."""
+    datasets = need("datasets", _PURPOSE)
+    kinds = table.features
+    whole = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel) or _is_integer(kind)]
+    if wanted is not None:
+        if _known(wanted, list(kinds), "label_column") not in whole:
+            raise ValueError(f"data.label_column: {wanted} holds {kinds[wanted]}; labels are whole numbers from 0")
+        return wanted
+    named = [name for name in whole if isinstance(kinds[name], datasets.ClassLabel)]
+    fitting = [name for name in named if kinds[name].num_classes == classes]
+    return _one(fitting or named or whole, LABEL_NAMES, list(kinds), "label_column")
+
+
+def _folder(root: Path, config: ImageData) -> Tables:
+    """train/CLASS/*.jpg; a listing of our own, since looking up a million files one by one takes `datasets` long."""
+    datasets = need("datasets", _PURPOSE)
+    held_out = (config.test_split,) if config.test_split else HELD_OUT
+    names = [_first(root, (config.train_split,)), _first(root, held_out)]
+    classes = sorted(entry.name for entry in (root / names[0]).iterdir() if entry.is_dir())
+    if len(classes) < 2:
+        raise ValueError(
+            f"{root / names[0]} holds {len(classes)} class folders; put the images of every class in one of its own"
+        )
+    kinds = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
+    tables = []
+    for name in names:
+        paths, labels = _listed(root / name, classes)
+        tables.append((name, datasets.Dataset.from_dict({"image": paths, "label": labels}, features=kinds)))
+    return tables
+
+
+def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    """Files and class numbers, class by class in the order of names."""
+    own = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    strange = sorted(set(own) - set(classes))
+    if strange:
+        raise ValueError(f"{folder} holds classes that the training images lack: {', '.join(strange[:5])}")
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        for place, folders, files in os.walk(folder / name):
+            folders.sort()
+            found = sorted(file for file in files if file.lower().endswith(_ENDINGS))
+            paths += (os.path.join(place, file) for file in found)
+            labels += [label] * len(found)
+    if not paths:
+        raise FileNotFoundError(f"no images in {folder}: looked for CLASS/*{', CLASS/*'.join(_ENDINGS[:3])} and the like")
+    return paths, labels
+
+
+def _first(root: Path, names: tuple[str, ...]) -> str:
+    for name in names:
+        if (root / name).is_dir():
+            return name
+    raise FileNotFoundError(
+        f"no folder {' or '.join(names)} in {root}; source: folder needs train/CLASS/*.jpg and val/CLASS/*.jpg"
+    )
+
+
+def _parquet(root: Path, config: ImageData, cache: Path | None) -> Tables:
+    files = {config.train_split: _parquet_files(root, (config.train_split,))[1]}
+    held_out, files_held_out = _parquet_files(root, (config.test_split,) if config.test_split else HELD_OUT)
+    files[held_out] = files_held_out
+    return [(split, _loaded("parquet", cache, data_files=names, split="train")) for split, names in files.items()]
+
+
+def _parquet_files(root: Path, names: tuple[str, ...]) -> tuple[str, list[str]]:
+    everything = sorted(root.rglob("*.parquet"))
+    for name in names:
+        found = [path for path in everything if _belongs(path, name, root)]
+        if found:
+            return name, [str(path) for path in found]
+    looked_for = ", ".join(f"{name}*.parquet" for name in names)
+    raise FileNotFoundError(
+        f"no {looked_for} in {root}; there are: {', '.join(p.name for p in everything[:5]) or 'no parquet files'}"
+    )
+
+
+def _belongs(path: Path, split: str, root: Path) -> bool:
+    """train.parquet, train-00000-of-00002.parquet or train/0000.parquet, but not training_notes.parquet."""
+    rest = path.stem.removeprefix(split)
+    named = rest != path.stem and not rest[:1].isalpha()
+    return named or split in path.relative_to(root).parts[:-1]
+
+
+def _hub(config: ImageData, cache: Path | None) -> Tables:
+    hub = str(config.hub)
+    local = Path(hub).expanduser()
+    if (local / "dataset_dict.json").is_file():
+        splits = need("datasets", _PURPOSE).load_from_disk(str(local))
+    else:
+        splits = _loaded(str(local) if local.is_dir() else hub, cache, name=config.subset)
+    held_out = (config.test_split,) if config.test_split else HELD_OUT
+    tables = []
+    for names in ((config.train_split,), held_out):
+        name = next((name for name in names if name in splits), None)
+        if name is None:
+            raise ValueError(f"{hub} has no split {' or '.join(names)}; it has {', '.join(splits)}")
+        tables.append((name, splits[name]))
+    return tables
+
+
+def _loaded(place: str, cache: Path | None, **arguments: Any) -> Any:
+    datasets = need("datasets", _PURPOSE)
+    hide = not sys.stderr.isatty() and not datasets.are_progress_bars_disabled()  # a log needs no bars
+    if hide:
+        datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(place, cache_dir=str(cache) if cache else None, **arguments)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise OSError(f"cannot open {arguments.get('data_files', place)} with datasets: {reason}") from error
+    finally:
+        if hide:
+            datasets.enable_progress_bars()
+
+
+def _one(candidates: list[str], usual: tuple[str, ...], columns: list[str], field: str) -> str:
+    for name in usual:
+        if name in candidates:
+            return name
+    if len(candidates) == 1:
+        return candidates[0]
+    many = f"{', '.join(candidates)} all fit" if candidates else "none fits"
+    raise ValueError(f"which column is it? {many} of {', '.join(columns)}; set data.{field}")
+
+
+def _known(name: str, columns: list[str], field: str) -> str:
+    if name not in columns:
+        raise ValueError(f"data.{field}: {name} is not there; the columns are {', '.join(columns)}")
+    return name
+
+
+def _bytes_like(kind: Any) -> bool:
+    """Encoded images without the hub's description: bytes, or a struct of bytes and path."""
+    if isinstance(kind, dict):
+        return "bytes" in kind
+    return getattr(kind, "dtype", None) in ("binary", "large_binary")
+
+
+def _is_integer(kind: Any) -> bool:
+    return str(getattr(kind, "dtype", "")).startswith(("int", "uint"))

@@ -1,0 +1,58 @@
+"""Batches prepared by other processes, in the order that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from autosparse.data.batches import Batch, Indices
+
+
+class Preparation(Protocol):
+    """Makes the batch of given samples."""
+
+    def batch(self, indices: Indices) -> Batch: ...
+
+
+def prepared(preparation: Preparation, share: list[Indices], workers: int) -> Iterator[Batch]:
+    """The batch of every element of `share`; with workers they are made ahead, in other processes."""
+    if not workers or not share:
+        return (preparation.batch(indices) for indices in share)
+    return _by_workers(preparation, share, workers)
+
+
+@dataclass(frozen=True)
+class InWorker(Dataset[Batch | Exception]):
+    """Batches made in another process; errors come back as values, since a loader would drown them in its traceback."""
+
+    preparation: Preparation
+
+    def __getitem__(self, indices: Indices) -> Batch | Exception:
+        try:
+            return self.preparation.batch(indices)
+        except (OSError, ValueError) as error:
+            return error
+
+
+def _by_workers(preparation: Preparation, share: list[Indices], workers: int) -> Iterator[Batch]:
+    # A generator of its own: otherwise the loader draws from torch's, and a resumed run would part from an unbroken one.
+    loader: DataLoader[Batch | Exception] = DataLoader(
+        InWorker(preparation),
+        batch_size=None,
+        sampler=share,
+        num_workers=min(workers, len(share)),
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),
+    )
+    for batch in loader:
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,1 @@
+"""The application's training: recipes, the loop, checkpoints, one process or many."""

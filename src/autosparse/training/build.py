@@ -1,0 +1,132 @@
+"""From a recipe to the objects of a run: model, sparsifier, optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import autosparse
+from autosparse import models
+from autosparse.data import Data
+from autosparse.methods import Method
+from autosparse.sparsifier import Sparsifier
+from autosparse.training.rates import all_rates
+from autosparse.training.recipe import ModelBlock, Recipe, build_method
+
+
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device that a recipe names; auto takes the accelerator that is there."""
+    if wanted == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        wanted = accelerator.type if accelerator else "cpu"
+    try:
+        device = torch.device(wanted)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"train.device = {wanted!r} cannot be used here ({str(error).splitlines()[0]}); cpu always can"
+        ) from error
+    return torch.device(device.type, local_rank) if device.type == "cuda" and device.index is None else device
+
+
+def build_model(block: ModelBlock, data: Data) -> nn.Module:
+    """The network of a recipe; a translation model is given the vocabulary of its data."""
+    arguments = dict(block.arguments)
+    if ":" in block.name:
+        return _from_callable(block.name, arguments)
+    if data.text is not None and block.name == "transformer":
+        arguments = {"vocabulary": data.text.vocabulary, "padding_id": data.padding_id, **arguments}
+    return models.build(block.name, **arguments)
+
+
+def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:  # the user's own file beside the recipe
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Callable[..., Any] = importlib.import_module(module)  # type: ignore[assignment]
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"model.name = {name!r}: {error}; give package.module:function that returns an nn.Module") from error
+    try:
+        built = found(**arguments)
+    except TypeError as error:
+        raise ValueError(f"model.name = {name!r} does not take these arguments: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"model.name = {name!r} returned {type(built).__name__}; it must return an nn.Module")
+    return built
+
+
+def stages_of(method: Method | None) -> int:
+    """How many rounds a method trains; nearly all train one."""
+    if method is None or type(method).next_round is Method.next_round:
+        return 1
+    return int(getattr(method, "stages", 0) or 1 + method.rounds)  # type: ignore[attr-defined]
+
+
+def stage_epochs(recipe: Recipe, method: Method | None) -> int:
+    """Epochs of one round: rounds share the epochs of the recipe, so that methods compare at the same length."""
+    stages = stages_of(method)
+    if recipe.train.epochs % stages:
+        name = recipe.method["name"]
+        raise ValueError(f"{name} trains {stages} rounds: train.epochs = {recipe.train.epochs} must be a multiple of that")
+    return recipe.train.epochs // stages
+
+
+def attach(recipe: Recipe, method: Method, model: nn.Module, steps_per_epoch: int, example: tuple[Tensor, ...]) -> Sparsifier:
+    """The method on the model."""
+    block = recipe.sparsify
+    # cs counts the epochs of all rounds, the other methods those of one
+    counted = recipe.train.epochs if hasattr(method, "stages") else stage_epochs(recipe, method)
+    return autosparse.sparsify(
+        model,
+        method,
+        epochs=counted,
+        steps_per_epoch=steps_per_epoch,
+        include=block.include,
+        exclude=block.exclude,
+        example_input=example,
+        seed=recipe.seed,
+        density_floor=block.density_floor,
+        guard=block.guard,
+        convention=block.convention,
+        baseline_epochs=block.baseline_epochs or recipe.train.epochs,
+    )
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, steps: int, epochs: int) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW over groups: weights, norms and biases if they take no decay, thresholds with their own."""
+    block = recipe.optimizer
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": block.weight_decay}]
+    if not block.norm_decay:
+        everything = list(model.parameters())
+        groups = [
+            {"params": [each for each in everything if each.ndim > 1], "weight_decay": block.weight_decay},
+            {"params": [each for each in everything if each.ndim <= 1], "weight_decay": 0.0},
+        ]
+    if sp is not None:
+        decay = block.threshold_decay
+        momentum = block.momentum if block.name == "sgd" else 0.0
+        if block.threshold_decay_total is not None:
+            rates = all_rates(recipe.schedule, block.lr, steps, epochs)
+            decay = autosparse.threshold_decay(block.threshold_decay_total, rates, momentum)
+        groups = sp.param_groups(groups, block.weight_decay, decay)
+    if block.name == "sgd":
+        return torch.optim.SGD(groups, lr=block.lr, momentum=block.momentum, nesterov=block.nesterov)
+    kind = torch.optim.Adam if block.name == "adam" else torch.optim.AdamW
+    return kind(groups, lr=block.lr, betas=block.betas, eps=block.eps)
+
+
+def make_method(recipe: Recipe, reference: Any = None) -> Method | None:
+    """The recipe's method with the reference losses that auto-tuning needs; None for a dense run."""
+    if recipe.dense:
+        return None
+    method: Method = build_method(recipe.method, reference)
+    return method

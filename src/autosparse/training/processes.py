@@ -1,0 +1,117 @@
+"""One process or many: who this one is, how the ranks agree, how a model is spread over them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Value = TypeVar("Value")
+SETTLE_SECONDS = 0.5  # gloo's threads may abort an interpreter that leaves while they still end
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def once(self, work: Callable[[], Value]) -> Value:
+        """What rank 0 makes of `work`, given to all; its error is raised on all, so that none is left waiting."""
+        if self.world == 1:
+            return work()
+        held: list[Any] = [None, None]
+        if self.leads:
+            try:
+                held[0] = work()
+            except (ValueError, RuntimeError, OSError) as error:
+                held[1] = (type(error), str(error))
+        dist.broadcast_object_list(held, src=0)
+        if held[1] is not None:
+            kind, message = held[1]
+            raise kind(message)
+        return held[0]  # type: ignore[no-any-return]
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all ranks, on all."""
+        if self.world == 1:
+            return [value]
+        values: list[Value] = [value] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether any rank says so."""
+        if self.world == 1:
+            return flag
+        return bool(self.total(torch.tensor(float(flag), device=device)) > 0)
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(device_type: str) -> Iterator[Processes]:
+    """The process group that torchrun describes, or this process alone."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Processes()
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device_type == "cuda":
+        torch.cuda.set_device(local)
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+    yield Processes(dist.get_rank(), dist.get_world_size(), local)
+    if ours:  # after an error the others are not waited for: torchrun ends them
+        dist.barrier()
+        dist.destroy_process_group()
+        time.sleep(SETTLE_SECONDS)
+
+
+def spread(model: nn.Module, strategy: str, processes: Processes, device: torch.device) -> nn.Module:
+    """The model as all ranks train it: replicated by DDP, or sharded in place by FSDP2."""
+    if strategy == "fsdp" and processes.world > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in _blocks(model):
+            fully_shard(block)
+        fully_shard(model)
+        return model
+    if processes.world > 1:
+        places = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=places)
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model, gathered one at a time; a block that shares a parameter stays with the root."""
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    repeated = [each for child in model.children() if isinstance(child, nn.ModuleList | nn.Sequential) for each in child]
+    return [
+        each for each in repeated if any(True for _ in each.parameters()) and all(owners[id(p)] == 1 for p in each.parameters())
+    ]

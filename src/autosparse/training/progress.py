@@ -1,0 +1,101 @@
+"""What a person sees of a run: a live bar on a terminal, a line a minute elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+LINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The figures to show."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float | None = None
+    alpha: float | None = None
+    sparsity: float | None = None
+
+    def text(self) -> str:
+        parts = [f"epoch {self.epoch}/{self.epochs}", f"loss {self.loss:.4f}"]
+        parts += [f"accuracy {self.accuracy:.2%}"] if self.accuracy is not None else []
+        parts += [f"sparsity {self.sparsity:.2%}"] if self.sparsity is not None else []
+        parts += [f"alpha {self.alpha:.3f}"] if self.alpha is not None else []
+        return "  ".join(parts)
+
+
+class Progress:
+    """Says nothing: for ranks other than the first, and --quiet."""
+
+    def start(self, title: str, total: int, done: int) -> None: ...
+    def update(self, moment: Moment) -> None: ...
+    def say(self, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Lines(Progress):
+    """A line a minute, for logs."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        self._title, self._total, self._first = title, total, done
+        self._began, self._printed = time.monotonic(), time.monotonic()
+
+    def update(self, moment: Moment) -> None:
+        now = time.monotonic()
+        if now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            left = (now - self._began) * (self._total - moment.step) / max(1, moment.step - self._first)
+            self.say(f"{self._title}  {moment.text()}  {clock(left)} left")
+
+    def say(self, message: str) -> None:
+        print(message, flush=True)
+
+
+class Bar(Progress):
+    """A live bar with loss, accuracy, alpha, sparsity and the time left."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichBar
+
+        columns: tuple[Any, ...] = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[moment]}"),
+        )
+        self._bar = RichBar(*columns, refresh_per_second=4)
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=total, completed=done, moment="")
+
+    def update(self, moment: Moment) -> None:
+        self._bar.update(self._task, completed=moment.step, moment=moment.text())
+
+    def say(self, message: str) -> None:
+        self._bar.console.print(message, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+def choose_progress(quiet: bool) -> Progress:
+    """What fits where the output goes."""
+    if quiet:
+        return Progress()
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,107 @@
+"""What is wrong with a recipe: every mistake on a line of its own, with its place, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+class Problems(ValueError):
+    """Several mistakes at once; `lines` are complete, each beginning with its dotted place."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = list(lines)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """'; did you mean epochs?' or nothing."""
+    close = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def lines_of(error: ValidationError, model: type[BaseModel], place: str = "") -> list[str]:
+    """A readable line for every error; `place` is where the model stands in the recipe."""
+    lines: list[str] = []
+    for each in error.errors():
+        inner = each.get("ctx", {}).get("error")
+        if isinstance(inner, Problems):
+            lines.extend(inner.lines)
+        else:
+            lines.append(_line(dict(each), model, place))
+    return lines
+
+
+def _line(error: dict[str, Any], model: type[BaseModel], place: str) -> str:
+    steps, owner = _resolve(error["loc"], model)
+    path = ".".join([*([place] if place else []), *steps])
+    given, kind = error["input"], error["type"]
+    allowed = list(owner.model_fields) if owner else []
+    if kind == "extra_forbidden":
+        hint = near(steps[-1], allowed) or _elsewhere(steps[-1], model) or f"; allowed: {', '.join(allowed)}"
+        return f"{path}: unknown key{hint}"
+    if kind == "missing":
+        return f"{path}: missing{_described(owner, steps[-1])}"
+    if kind == "union_tag_invalid":
+        words = error["ctx"]["expected_tags"]
+        return (
+            f"{path}.{error['ctx']['discriminator'].strip(chr(39))}: {error['ctx']['tag']!r} is not allowed; allowed: {words}"
+        )
+    if kind == "literal_error":
+        words = error["ctx"]["expected"].replace("'", "")
+        guess = near(given, words.replace(" or ", ", ").split(", ")) if isinstance(given, str) else ""
+        return f"{path}: {given!r} is not allowed{guess or ';'} allowed: {words}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        fields = f" with {', '.join(allowed)}" if allowed else ""
+        return f"{path}: must be a block{fields}, got {given!r}"
+    if kind == "value_error":
+        return f"{path}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
+    message = error["msg"].replace("Input should be", "must be")
+    return f"{path}: {message}, got {given!r}"
+
+
+def _resolve(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+    """The dotted place without pydantic's names of union members, and the block that the last step belongs to."""
+    steps: list[str] = []
+    owner: type[BaseModel] | None = model
+    choices = [model]
+    for step in loc:
+        tagged = [each for each in choices if len(choices) > 1 and _tag(each) == step]
+        if tagged:
+            choices = tagged
+            continue
+        owner = choices[0] if choices else None
+        steps.append(str(step))
+        choices = _blocks(owner.model_fields[str(step)].annotation) if owner and str(step) in owner.model_fields else []
+    # an error of a whole block belongs to the block itself
+    return steps, choices[0] if choices else owner
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    field = model.model_fields.get("kind")
+    return typing.get_args(field.annotation)[0] if field else None
+
+
+def _blocks(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [block for part in typing.get_args(annotation) for block in _blocks(part)]
+
+
+def _elsewhere(key: str, model: type[BaseModel]) -> str:
+    """'; did you mean optimizer.lr?' for a key that stands in the wrong block."""
+    found = [
+        f"{name}.{key}"
+        for name, field in model.model_fields.items()
+        if any(key in block.model_fields for block in _blocks(field.annotation))
+    ]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _described(owner: type[BaseModel] | None, key: str) -> str:
+    field = owner.model_fields.get(key) if owner else None
+    return f" ({field.description.rstrip('.')})" if field and field.description else ""

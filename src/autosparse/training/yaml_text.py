@@ -1,0 +1,95 @@
+"""YAML as recipes need it: 1e-3 is a number, `no` is a word, and a key given twice is an error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_PLAIN = (
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", list("-+0123456789")),
+    ("tag:yaml.org,2002:float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("tag:yaml.org,2002:merge", r"<<", ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain words as YAML 1.2 reads them; PyYAML's own rules are those of 1.1, where 1e-3 is text and `no` is false."""
+
+    # emptied here, not changed: the table belongs to the class above
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} is given twice, in lines {seen[key.value]} and {line}; keep one"
+                )
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in (
+                "tag:yaml.org,2002:str",
+                "tag:yaml.org,2002:merge",
+            ):
+                raise yaml.MarkedYAMLError(problem=f"line {line}: a key must be a word")
+            seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+    def construct_whole(self, node: yaml.ScalarNode) -> int:
+        return int(self.construct_scalar(node))
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        return float(self.construct_scalar(node))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Short lists on one line, blocks below each other."""
+
+    # a string that _Loader would read as a number or a word must be quoted by the same rules
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern, _first in _PLAIN:
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", _number(value)))
+_Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
+
+
+def _number(value: float) -> str:
+    text = repr(value)
+    return text if "e" not in text or "." in text else text.replace("e", ".0e")
+
+
+def read_value(text: str, source: str) -> Any:
+    """What a piece of YAML says; mistakes name the source and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{source}{place}: {error.problem or error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def read_block(text: str, source: str) -> dict[str, Any]:
+    """A YAML file that holds keys and values."""
+    value = read_value(text, source)
+    if not isinstance(value, dict):
+        found = "nothing" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{source}: a recipe is a block of `key: value` lines, found {found}")
+    return value
+
+
+def write_block(block: dict[str, Any]) -> str:
+    """YAML in the given order, one key a line."""
+    return yaml.dump(block, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
