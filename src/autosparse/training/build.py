@@ -37,12 +37,20 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
 
 def build_model(block: ModelBlock, data: Data) -> nn.Module:
     """The network of a recipe; a translation model is given the vocabulary of its data."""
-    arguments = dict(block.arguments)
-    if ":" in block.name:
-        return _from_callable(block.name, arguments)
-    if data.text is not None and block.name == "transformer":
-        arguments = {"vocabulary": data.text.vocabulary, "padding_id": data.padding_id, **arguments}
-    return models.build(block.name, **arguments)
+    vocabulary = None if data.text is None else data.text.vocabulary
+    return build_named(block.name, model_arguments(block, vocabulary, data.padding_id))
+
+
+def model_arguments(block: ModelBlock, vocabulary: int | None, padding_id: int | None) -> dict[str, Any]:
+    """The arguments of a recipe's model, with what only the data knows of."""
+    if vocabulary is not None and block.name == "transformer":
+        return {"vocabulary": vocabulary, "padding_id": padding_id, **block.arguments}
+    return dict(block.arguments)
+
+
+def build_named(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """A built-in model, or what the user's own package.module:function returns."""
+    return _from_callable(name, arguments) if ":" in name else models.build(name, **arguments)
 
 
 def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:

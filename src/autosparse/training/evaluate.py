@@ -45,7 +45,7 @@ def bleu(
     text = data.text
     if text is None:
         raise ValueError("BLEU scores translations, but this is image data: use accuracy")
-    sacrebleu = need("sacrebleu.metrics", "BLEU")
+    sacrebleu = need("sacrebleu.metrics", "BLEU", "text")
     references = list(text.references[split])
     translations = translate(
         model, data, list(text.sources[split]), beam=beam, length_penalty=length_penalty, precision=precision

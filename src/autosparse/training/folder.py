@@ -26,6 +26,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=_plain) + "\n")
 
 
+def as_read(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content as `read_json` would give it back."""
+    same: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False, default=_plain))
+    return same
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -25,6 +25,9 @@ def fit(run: Session, epochs: int) -> None:
         while run.position.epoch < epochs:
             train_epoch(run)
             close_epoch(run)
+    except ValueError:
+        run.check_finite()  # the guard and the ledger refuse numbers that are none, each in its own words
+        raise
     finally:
         run.progress.stop()
 

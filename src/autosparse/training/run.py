@@ -16,7 +16,7 @@ from autosparse.autotune import ReferenceRecorder
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
 from autosparse.training import build, machine, randomness
-from autosparse.training.folder import Folder, read_json, write_json, write_text
+from autosparse.training.folder import Folder, as_read, read_json, write_json, write_text
 from autosparse.training.loop import fit
 from autosparse.training.processes import Processes, joined, spread
 from autosparse.training.progress import Progress, choose_progress
@@ -104,6 +104,8 @@ class _Run:
     ) -> dict[str, Any]:
         """Train one model and leave its plain weights and its figures in the folder."""
         run = self._session(recipe, folder, data, method)
+        if run.sp is not None and self.processes.leads:
+            folder.update_info(layers=[layer.name for layer in run.sp.layers])
         if not run.resume():
             self._score(run)
         self.processes.once(lambda: folder.forget_after(run.position.epoch))
@@ -111,7 +113,7 @@ class _Run:
         plain = finished_model(run)
         settings = {"padding_id": data.padding_id, "precision": recipe.train.precision, "processes": self.processes}
         score = validate(plain, data.validation, run.device, **settings)  # type: ignore[arg-type]
-        content = result(run, base) | {"accuracy": score.accuracy, "validation_loss": score.loss}
+        content = as_read(result(run, base) | {"accuracy": score.accuracy, "validation_loss": score.loss})
         if self.processes.leads:
             save_model(plain, folder.model)
             write_json(folder.result, content)

@@ -30,7 +30,6 @@ class Position:
     epoch: int = 0
     batch: int = 0
     step: int = 0
-    loss_sum: float = 0.0
     seconds: float = 0.0
     best_accuracy: float = -1.0
     best_sparsity: float = 0.0
@@ -85,14 +84,13 @@ class Session:
         """Write a checkpoint; every rank calls it."""
         self.check_finite()
         self._saved = time.monotonic()
-        random_states = self.processes.gather(randomness.state())
-        position = {**asdict(self.position), "seconds": self.seconds, "loss_sum": float(self.loss_sum)}
+        own = self.processes.gather({"random": randomness.state(), "loss_sum": float(self.loss_sum)})
         rest = {
             "recipe": dump_recipe(self.recipe),
             "world": self.processes.world,
-            "position": position,
+            "position": {**asdict(self.position), "seconds": self.seconds},
             "sparsifier": None if self.sp is None else self.sp.state_dict(),
-            "random": random_states,
+            "ranks": own,
         }
         if self.sharded:
             sharded.save(self.folder.checkpoints, self.model, self.optimizer, rest, self.processes, best=best)
@@ -121,8 +119,9 @@ class Session:
         if self.sp is not None:
             self.sp.load_state_dict(rest["sparsifier"])
         self.position = Position(**rest["position"])
-        self.loss_sum.fill_(self.position.loss_sum)
-        randomness.restore(rest["random"][self.processes.rank])
+        own = rest["ranks"][self.processes.rank]
+        self.loss_sum.fill_(own["loss_sum"])
+        randomness.restore(own["random"])
         return True
 
     def targets_a_rank(self, target: Tensor) -> Tensor | int:

@@ -1,0 +1,30 @@
+"""`autosparse report`: runs as one HTML page and PNG figures."""
+
+import webbrowser
+from pathlib import Path
+
+import typer
+
+
+def run(
+    folders: list[Path] = typer.Argument(metavar="RUN...", help="Folders of runs, as `autosparse train` writes them."),
+    out: Path | None = typer.Option(None, "--out", help="Folder for the report; RUN/report for one run, needed for several."),
+    show: bool = typer.Option(False, "--open", help="Open the page in the browser."),
+) -> None:
+    """Write a report of one run, or of several side by side: report.html and PNG figures.
+
+    Examples: autosparse report runs/digits --open; autosparse report runs/digits runs/digits-rigl --out runs/compared
+    """
+    from autosparse.report import read_run, write_report
+
+    if out is None and len(folders) > 1:
+        raise ValueError(f"{len(folders)} runs were given, so say where their common report goes: --out DIR")
+    runs = [read_run(folder) for folder in folders]
+    page = write_report(runs, folders[0] / "report" if out is None else out)
+    unfinished = [str(one.folder) for one in runs if not one.finished]
+    if unfinished:
+        print(f"not finished yet: {', '.join(unfinished)}")
+    print(f"report: {page}")
+    print(f"figures: {len(list(page.parent.glob('*.png')))} PNG files beside it")
+    if show:
+        webbrowser.open(page.resolve().as_uri())

@@ -1,0 +1,140 @@
+"""What a figure shows, without how it is drawn: the page and the PNG files draw the same charts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autosparse.report.palette import Colour
+from autosparse.report.runs import Run
+from autosparse.report.scale import Scale, around
+
+# More points than this cannot be told apart in a figure.
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve; None is a gap."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    colour: Colour
+    dashed: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return all(value is None for value in self.ys)
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Curves over time. `unit` is "%" or nothing; low and high are ends that the axis has at least."""
+
+    key: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    unit: str
+    lines: tuple[Line, ...]
+    low: float | None = None
+    high: float | None = None
+    last_x: float | None = None
+    log: bool = False
+
+    def scale(self, values: Sequence[float]) -> Scale:
+        """The y axis for these values."""
+        return around(values, self.low, self.high, self.log)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One series of a row chart; `guide` is a value of the whole series, drawn across all rows."""
+
+    name: str
+    colour: Colour
+    guide: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer: a value for every mark, and the pale bar behind them."""
+
+    name: str
+    values: tuple[float | None, ...]
+    behind: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RowChart:
+    """One row a layer: a bar for one mark, dots for several."""
+
+    key: str
+    title: str
+    note: str
+    x_label: str
+    unit: str
+    marks: tuple[Mark, ...]
+    rows: tuple[Row, ...]
+    behind_name: str = ""
+    guide_name: str = ""
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run in a plane; the best ones are on the frontier."""
+
+    name: str
+    group: str
+    x: float
+    y: float
+    colour: Colour
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class PointChart:
+    """Runs as points; `guide` is a level of y to compare them with."""
+
+    key: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    unit: str
+    points: tuple[Point, ...]
+    guide: float | None = None
+    guide_name: str = ""
+
+
+Chart = LineChart | RowChart | PointChart
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for every run that no other has: the recipe's, then with the seed, the folder, a number."""
+    names = [run.name for run in runs]
+    seeded = [f"{run.name}, seed {run.info.get('seed', '?')}" for run in runs]
+    placed = [f"{run.name} ({run.folder.resolve().name})" for run in runs]
+    numbered = [f"{run.name} ({place})" for place, run in enumerate(runs, start=1)]
+    for candidate in (names, seeded, placed):
+        if len(set(candidate)) == len(runs):
+            return candidate
+    repeated = Counter(names)
+    return [number if repeated[name] > 1 else name for name, number in zip(names, numbered, strict=True)]
+
+
+def thinned(xs: Sequence[float], ys: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
+    """At most so many points as a figure can show, the last one always among them."""
+    every = -(-len(xs) // MOST_POINTS) or 1
+    places = sorted({*range(0, len(xs), every), *([len(xs) - 1] if xs else [])})
+    return [xs[place] for place in places], [ys[place] for place in places]
+
+
+def per_cent(values: Sequence[float | None]) -> list[float | None]:
+    """Fractions as per cent."""
+    return [None if value is None else 100 * value for value in values]

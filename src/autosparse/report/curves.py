@@ -1,0 +1,164 @@
+"""Charts over time: accuracy, loss, sparsity, thresholds, alpha, costs and the target's controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autosparse.report import palette
+from autosparse.report.charts import Line, LineChart, labels, per_cent, thinned
+from autosparse.report.palette import Colour
+from autosparse.report.runs import Run, block, number
+
+
+def accuracy(runs: Sequence[Run]) -> LineChart:
+    """Validation accuracy, dense runs dashed."""
+    word = "Token accuracy" if all(run.translates for run in runs) else "Accuracy"
+    return _chart(
+        runs,
+        "accuracy",
+        word,
+        "On the validation data after every epoch.",
+        word.lower(),
+        "%",
+        _both(runs, "accuracy", "", True),
+    )
+
+
+def loss(runs: Sequence[Run]) -> LineChart:
+    """Training loss and validation loss of one run, training loss of several."""
+    lines = _both(runs, "loss", "training" if len(runs) == 1 else "")
+    note = "Mean over every epoch."
+    if any(block(run.recipe, "train").get("label_smoothing") for run in runs):
+        note += " Label smoothing raises the training loss only."
+    if len(runs) == 1:
+        # lighter companions of the training curves would be hard to tell apart: validation has colours of its own
+        lines += _lines(runs, "validation_loss", "validation", [palette.RUNS[1]])
+        reference = runs[0].reference
+        if reference is not None:
+            lines += _lines([reference], "loss", "dense reference", [palette.RUNS[2]], dashed=True)
+    else:
+        note = note.replace("Mean", "Training loss, mean")
+    return _chart(runs, "loss", "Loss", note, "loss", "", lines)
+
+
+def sparsity(runs: Sequence[Run]) -> LineChart:
+    """Overall fraction of zeros."""
+    note = "Zeros among all sparsified weights."
+    return _chart(runs, "sparsity", "Overall sparsity", note, "zeros", "%", _lines(runs, "sparsity", per_cents=True), 0, 100)
+
+
+def alpha(runs: Sequence[Run]) -> LineChart:
+    """What pruned weights receive of their gradient."""
+    note = "Share of their gradient that pruned weights still receive."
+    return _chart(runs, "alpha", "Gradient annealing", note, "alpha", "", _lines(runs, "alpha"), 0)
+
+
+def train_cost(runs: Sequence[Run]) -> LineChart:
+    """Train F so far; dense is 1."""
+    note = "FLOPs of training so far; the whole dense run is 1. Counted, not timed."
+    return _chart(runs, "train-flops", "Train F", note, "fraction of dense FLOPs", "", _lines(runs, "train_fraction"), 0, 1)
+
+
+def test_cost(runs: Sequence[Run]) -> LineChart:
+    """Test F of the net as it stands; dense is 1."""
+    note = "FLOPs of one forward pass of the net as it stands; the dense net is 1. Counted, not timed."
+    return _chart(runs, "test-flops", "Test F", note, "fraction of dense FLOPs", "", _lines(runs, "test_fraction"), 0, 1)
+
+
+def learning_rate(runs: Sequence[Run]) -> LineChart:
+    """The learning rate at the end of every epoch."""
+    note = "At the end of every epoch."
+    return _chart(runs, "learning-rate", "Learning rate", note, "learning rate", "", _lines(runs, "lr"), 0)
+
+
+def layer_sparsity(run: Run) -> LineChart:
+    """Fraction of zeros of every layer."""
+    lines = _layer_lines(run, "densities", lambda density: 100 * (1 - density))
+    note = "Zeros of every layer; colours run from the first layer to the last."
+    return _chart([run], "layer-sparsity-over-time", "Sparsity of every layer", note, "zeros", "%", lines, 0, 100)
+
+
+def thresholds(run: Run) -> LineChart:
+    """Threshold of every layer, on a log axis where they differ much."""
+    lines = _layer_lines(run, "thresholds", float)
+    note = "Weights smaller than the threshold are zero; a layer with several shows their mean."
+    return _chart([run], "thresholds", "Thresholds", note, "threshold", "", lines, log=True)
+
+
+def controller(run: Run) -> LineChart:
+    """Sparsity that the target's controller wanted and what was reached."""
+    history = (run.result or {}).get("controller") or []
+    steps = [float(step) for step, *_ in history]
+    lines = []
+    for place, (name, dashed) in enumerate((("wanted", True), ("reached", False)), start=1):
+        xs, ys = thinned(steps, per_cent([number(entry[place]) for entry in history]))
+        lines.append(Line(name, xs, ys, palette.DENSE if dashed else palette.RUNS[0], dashed))
+    note = "What the target's controller asked for, and what the thresholds gave, step by step."
+    return LineChart("controller", "Target controller", note, "step", "zeros", "%", _kept(lines), 0, 100)
+
+
+def _chart(
+    runs: Sequence[Run],
+    key: str,
+    title: str,
+    note: str,
+    y_label: str,
+    unit: str,
+    lines: Sequence[Line],
+    low: float | None = None,
+    high: float | None = None,
+    log: bool = False,
+) -> LineChart:
+    # an unfinished run shows how far it still has to go
+    planned = [run.epochs for run in runs if run.epochs is not None and not run.finished and run.metrics]
+    last = float(max(planned)) if planned else None
+    return LineChart(key, title, note, "epoch", y_label, unit, _kept(lines), low, high, last, log)
+
+
+def _kept(lines: Sequence[Line]) -> tuple[Line, ...]:
+    return tuple(line for line in lines if not line.empty)
+
+
+def _lines(
+    runs: Sequence[Run],
+    key: str,
+    what: str = "",
+    colours: Sequence[Colour] | None = None,
+    dashed: bool = False,
+    per_cents: bool = False,
+) -> list[Line]:
+    lines = []
+    for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        xs, ys = thinned(*run.curve(key))
+        name = what or label if len(runs) == 1 else f"{label}, {what}" if what else label
+        beside = run.is_dense and len(runs) > 1
+        colour = colours[place] if colours else palette.DENSE if beside else palette.of_run(place)
+        lines.append(Line(name, xs, per_cent(ys) if per_cents else ys, colour, dashed or beside))
+    return lines
+
+
+def _both(runs: Sequence[Run], key: str, what: str = "", per_cents: bool = False) -> list[Line]:
+    """The runs' curves, and those of the dense runs beside them."""
+    lines = _lines(runs, key, what, per_cents=per_cents)
+    beside = [(place, run.dense, label) for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)) if run.dense]
+    for place, dense, label in beside:
+        colour = palette.DENSE if len(runs) == 1 else palette.of_run(place)
+        found = _lines([dense], key, per_cents=per_cents)[0]
+        name = " ".join(filter(None, ("dense", what))) if len(runs) == 1 else f"dense beside {label}"
+        lines.append(Line(name, found.xs, found.ys, colour, dashed=True))
+    return lines
+
+
+def _layer_lines(run: Run, key: str, of: Callable[[float], float]) -> list[Line]:
+    names = run.layer_names
+    lines = []
+    for place, name in enumerate(names):
+        values = [_at(entry.get(key), place) for entry in run.metrics]
+        shown = [None if value is None else of(value) for value in values]
+        xs, ys = thinned([entry["epoch"] for entry in run.metrics], shown)
+        lines.append(Line(name, xs, ys, palette.of_layer(place, len(names))))
+    return lines
+
+
+def _at(values: list[float | None] | None, place: int) -> float | None:
+    return number(values[place]) if values and place < len(values) else None

@@ -1,0 +1,120 @@
+"""The whole page: one file of HTML with its style, script and data inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib import resources
+
+import yaml
+
+from autosparse import __version__
+from autosparse.report import comparison, curves, sections
+from autosparse.report.charts import Chart, LineChart, PointChart, labels
+from autosparse.report.drawing import chart_html
+from autosparse.report.runs import Run
+
+GENERATOR = '<meta name="generator" content="autosparse report">'
+
+
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """The charts that these runs have something to show in, in the page's order."""
+    found: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
+    found += [curves.accuracy(runs), curves.loss(runs), curves.sparsity(runs), curves.alpha(runs)]
+    found += [curves.train_cost(runs), curves.test_cost(runs)]
+    found += _own_curves(runs[0]) if len(runs) == 1 else []
+    found += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
+    return [chart for chart in found if not _empty(chart)]
+
+
+def build_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
+    """The HTML of a report; `images` are files beside it to link to."""
+    body = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    style, script = (resources.files("autosparse.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    # nothing is ever fetched, and no script but ours runs, whatever a recipe's texts hold
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    links = ", ".join(f'<a href="{escape(name)}">{escape(name.removesuffix(".png"))}</a>' for name in images)
+    figures = f"<p>The figures as PNG files: {links}.</p>" if images else ""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)} | autosparse report</title><style>{style}</style></head>\n<body><main>{body}</main>\n"
+        f"<footer>{figures}<p>Made by autosparse {escape(__version__)}. Train F and Test F are counted from "
+        f"multiply-accumulates; they are not times.</p></footer>\n<script>{script}</script></body></html>\n"
+    )
+
+
+def _one(run: Run) -> str:
+    header = _header(run.name, f"{sections.badge(run)} {_method_words(run)}", str(run.recipe.get("description") or ""))
+    return header + sections.banner(run) + sections.tiles(run) + _details(run, charts_of([run]))
+
+
+def _several(runs: Sequence[Run]) -> str:
+    names = labels(runs)
+    methods = ", ".join(dict.fromkeys(run.method for run in runs))
+    header = _header(f"{len(runs)} runs compared", escape(methods), "")
+    warnings = "".join(sections.banner(run, name) for run, name in zip(runs, names, strict=True))
+    table = sections.comparison_table(comparison.compare_runs(runs))
+    note = "Base: dense accuracy in per cent. Top1(S): accuracy of the sparse net. Drop: loss of accuracy relative to Base. "
+    note += "S: zeros. Train F, Test F: fractions of the dense FLOPs."
+    words = {run.translates for run in runs}
+    note += " Accuracy is that of tokens." if words == {True} else ""
+    charts = charts_of(runs)
+    plane = "".join(chart_html(chart, True) for chart in charts if isinstance(chart, PointChart))
+    parts = [_section("Comparison", f'<div class="card wide">{table}<p class="note">{note}</p></div>{plane}')]
+    lines = "".join(chart_html(chart) for chart in charts if isinstance(chart, LineChart))
+    parts.append(_section("Over time", lines))
+    parts.append(_section("Layers", "".join(chart_html(chart, True) for chart in charts if chart.key.startswith("layer-"))))
+    for run, name in zip(runs, names, strict=True):
+        own = [chart for chart in [curves.loss([run]), *_own_curves(run)] if not _empty(chart)]
+        body = f'<p class="sub">{sections.badge(run)} {_method_words(run)}</p>{sections.tiles(run)}{_details(run, own)}'
+        parts.append(f'<details class="run"><summary>{escape(name)}</summary>{body}</details>')
+    return header + warnings + "".join(parts)
+
+
+def _details(run: Run, charts: Sequence[Chart]) -> str:
+    groups: list[tuple[str, Callable[[Chart], bool]]] = [
+        ("Training", lambda chart: chart.key in ("accuracy", "loss", "learning-rate")),
+        ("Sparsity over time", lambda chart: chart.key in ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds")),
+        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller")),
+        ("Layers", lambda chart: chart.key in ("layer-sparsity", "layer-flops")),
+    ]
+    parts = [_section(title, "".join(chart_html(chart) for chart in charts if belongs(chart))) for title, belongs in groups]
+    text = sections.events(run) + sections.layer_table(run) + sections.recipe(run) + sections.origin(run)
+    return "".join(parts) + _section("Details", text)
+
+
+def _own_curves(run: Run) -> list[Chart]:
+    """Charts that make sense for one run at a time."""
+    return [curves.layer_sparsity(run), curves.thresholds(run), curves.controller(run), curves.learning_rate([run])]
+
+
+def _empty(chart: Chart) -> bool:
+    if isinstance(chart, LineChart):
+        return not chart.lines
+    if isinstance(chart, PointChart):
+        return not chart.points
+    return not chart.marks or not chart.rows
+
+
+def _method_words(run: Run) -> str:
+    fields = run.recipe.get("method")
+    settings = {key: value for key, value in fields.items() if key != "name"} if isinstance(fields, dict) else {}
+    shown = yaml.safe_dump(settings, sort_keys=False, default_flow_style=True, width=10_000).strip()[1:-1]
+    return f"<b>{escape(run.method)}</b>" + (f" <span>{escape(shown)}</span>" if shown else "")
+
+
+def _header(title: str, under: str, description: str) -> str:
+    words = f"<p>{escape(description)}</p>" if description else ""
+    return f'<header><p class="brand">autosparse report</p><h1>{escape(title)}</h1><p class="sub">{under}</p>{words}</header>'
+
+
+def _section(title: str, body: str) -> str:
+    if not body:
+        return ""
+    return f'<section><h2>{escape(title)}</h2><div class="grid-of-cards">{body}</div></section>'

@@ -1,0 +1,53 @@
+"""Colours that people with colour-blindness tell apart, each for light and for dark ground."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Colour(NamedTuple):
+    """One colour on white and on black."""
+
+    light: str
+    dark: str
+
+
+# Okabe and Ito's palette, its pale hues darkened for white paper and its dark ones lifted for black.
+RUNS = (
+    Colour("#0072b2", "#5ab4f0"),
+    Colour("#d55e00", "#ff8f4a"),
+    Colour("#009e73", "#35cfa2"),
+    Colour("#b0487f", "#e79ac4"),
+    Colour("#c08400", "#f2bf4e"),
+    Colour("#6a51a3", "#ab9cf2"),
+    Colour("#3f8fa8", "#9adbe8"),
+    Colour("#7a4a21", "#d3a27a"),
+)
+DENSE = Colour("#6f7785", "#a3abb9")
+
+# From first to last layer; lightness moves one way, so that the order survives grey print.
+DEPTHS = (
+    Colour("#3c1f74", "#8f80f5"),
+    Colour("#2f659b", "#62a5ee"),
+    Colour("#168a7c", "#41c9b4"),
+    Colour("#6f9a25", "#a9d65a"),
+    Colour("#d08a00", "#ffd268"),
+)
+
+
+def of_run(place: int) -> Colour:
+    """The colour of the run at that place."""
+    return RUNS[place % len(RUNS)]
+
+
+def of_layer(place: int, count: int) -> Colour:
+    """The colour of a layer by its depth."""
+    position = place / max(1, count - 1) * (len(DEPTHS) - 1)
+    low = min(int(position), len(DEPTHS) - 2)
+    pairs = zip(DEPTHS[low], DEPTHS[low + 1], strict=True)
+    return Colour(*(_between(first, second, position - low) for first, second in pairs))
+
+
+def _between(first: str, second: str, share: float) -> str:
+    channels = ((int(first[place : place + 2], 16), int(second[place : place + 2], 16)) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(low + (high - low) * share):02x}" for low, high in channels)

@@ -1,0 +1,221 @@
+"""The written parts of the page: key figures, tables, events, the recipe, where a run comes from."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import yaml
+
+from autosparse.report.comparison import Compared, compare_runs
+from autosparse.report.runs import DENSE, Run, number
+
+STATUS_WORDS = {"running": "still running", "stopped": "stopped", "failed": "failed", "done": "done"}
+DASH = "&ndash;"
+
+
+def tiles(run: Run) -> str:
+    """The figures that people look for first."""
+    row = compare_runs([run])[0]
+    shown: list[tuple[str, str, str]] = []
+    against = "" if row.base is None or run.is_dense else f"dense {row.base:.2f} %, drop {row.drop or 0:.2f} %"
+    if row.accuracy is not None:
+        shown.append(("Token accuracy" if run.translates else "Accuracy", f"{row.accuracy:.2f} %", against))
+    if row.bleu is not None:
+        shown.append(("BLEU", f"{row.bleu:.2f}", "on the test sentences"))
+    if not run.is_dense and row.sparsity is not None:
+        weights, zeros = (sum(int(layer[key]) for layer in run.layers) for key in ("weights", "zeros"))
+        shown.append(("Sparsity", f"{row.sparsity:.2f} %", f"{zeros:,} of {weights:,} weights are zero" if weights else ""))
+    if not run.is_dense and row.train_fraction is not None:
+        shown.append(("Train F", f"{row.train_fraction:.3f}", "of the dense run's training FLOPs"))
+    if not run.is_dense and row.test_fraction is not None:
+        shown.append(("Test F", f"{row.test_fraction:.3f}", "of the dense FLOPs of one forward pass"))
+    if run.is_dense and (loss := run.last("loss")) is not None:
+        shown.append(("Training loss", f"{loss:.4g}", "mean of the last epoch"))
+    if row.seconds is not None:
+        shown.append(("Time", duration(row.seconds), f"{len(run.metrics)} epochs"))
+    boxes = "".join(
+        f'<div class="tile"><span>{name}</span><strong>{value}</strong><small>{small}</small></div>'
+        for name, value, small in shown
+    )
+    return f'<div class="tiles">{boxes}</div>' if boxes else ""
+
+
+def banner(run: Run, label: str = "") -> str:
+    """What to know before trusting the figures: an unfinished run, a damaged last line."""
+    lines = list(run.notes)
+    if not run.finished:
+        reached = run.metrics[-1]["epoch"] if run.metrics else 0
+        planned = f" of {run.epochs}" if run.epochs is not None else ""
+        word = STATUS_WORDS[run.status]
+        lines.insert(
+            0, f"This run is not finished ({word}): {reached}{planned} epochs so far. All figures show what is there now."
+        )
+        if run.info.get("message"):
+            lines.insert(1, str(run.info["message"]))
+    if not lines:
+        return ""
+    head = f"<b>{escape(label)}</b> " if label else ""
+    return f'<div class="banner" role="note">{head}{"<br>".join(map(escape, lines))}</div>'
+
+
+def badge(run: Run) -> str:
+    """The run's state in a word."""
+    kind = "done" if run.finished else "open"
+    return f'<span class="badge {kind}">{STATUS_WORDS[run.status]}</span>'
+
+
+def comparison_table(rows: Sequence[Compared]) -> str:
+    """The paper's columns, the best accuracy and the smallest costs of finished sparse runs in bold."""
+    with_bleu = any(row.bleu is not None for row in rows)
+    heads = [
+        "Run",
+        "Method",
+        "Base",
+        "Top1(S)",
+        "Drop %",
+        "S %",
+        "Train F",
+        "Test F",
+        "Seconds",
+        *(["BLEU"] if with_bleu else []),
+    ]
+    sparse = [row for row in rows if row.finished and row.method != DENSE]
+    best = {
+        "accuracy": max((row.accuracy for row in sparse if row.accuracy is not None), default=None),
+        "drop": min((row.drop for row in sparse if row.drop is not None), default=None),
+        "train_fraction": min((row.train_fraction for row in sparse if row.train_fraction is not None), default=None),
+        "test_fraction": min((row.test_fraction for row in sparse if row.test_fraction is not None), default=None),
+    }
+    columns = [
+        ("base", 2),
+        ("accuracy", 2),
+        ("drop", 2),
+        ("sparsity", 2),
+        ("train_fraction", 3),
+        ("test_fraction", 3),
+        ("seconds", 1),
+    ]
+    columns += [("bleu", 2)] if with_bleu else []
+    body = []
+    for row in rows:
+        cells = [
+            f'<th scope="row">{escape(row.label)}{"" if row.finished else " <em>unfinished</em>"}</th>',
+            f"<td>{escape(row.method)}</td>",
+        ]
+        for key, digits in columns:
+            value = getattr(row, key)
+            text = DASH if value is None else f"{value:,.{digits}f}"
+            bold = len(sparse) > 1 and row in sparse and value is not None and best.get(key) == value
+            cells.append(f'<td class="n">{f"<b>{text}</b>" if bold else text}</td>')
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return _table(heads, body, 2)
+
+
+def layer_table(run: Run) -> str:
+    """Every sparsified layer in figures."""
+    if not run.layers:
+        return ""
+    body = []
+    for layer in run.layers:
+        macs, threshold = number(layer.get("macs")), number(layer.get("threshold"))
+        kept = None if macs is None else macs * (1 - float(layer["sparsity"]))
+        cells = [
+            f"{int(layer['weights']):,}",
+            f"{int(layer['zeros']):,}",
+            f"{100 * float(layer['sparsity']):.2f}",
+            DASH if threshold is None else f"{threshold:.4g}",
+            DASH if macs is None else f"{macs:,.0f}",
+            DASH if kept is None else f"{kept:,.0f}",
+        ]
+        name = f'<th scope="row">{escape(str(layer["name"]))}</th><td>{escape(str(layer.get("kind", "")))}</td>'
+        figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+        body.append(f"<tr>{name}{figures}</tr>")
+    heads = ["Layer", "Kind", "Weights", "Zeros", "S %", "Threshold", "MACs dense", "MACs sparse"]
+    return fold(f"Layers in figures ({len(body)})", _table(heads, body, 2))
+
+
+def events(run: Run) -> str:
+    """What the guard and the controller did, and the method's own notes."""
+    result = run.result or {}
+    seen, notes = [str(event) for event in result.get("events") or []], [str(note) for note in result.get("notes") or []]
+    steered = result.get("controller") or []
+    if run.is_dense and not (seen or notes or steered):
+        return ""
+    parts = []
+    if not run.finished:
+        parts.append("<p>Events are written when a run ends.</p>")
+    elif seen:
+        parts.append(f"<p>The guard spoke {len(seen)} times.</p>{_list(seen)}" if len(seen) > 1 else _list(seen))
+    else:
+        parts.append("<p>The guard had nothing to do: no layer came near its density floor.</p>")
+    if steered:
+        _, wanted, reached, factor = steered[-1]
+        parts.append(
+            f"<p>The target's controller acted {len(steered):,} times; at the end it wanted {100 * wanted:.3f} % zeros, "
+            f"{100 * reached:.3f} % were reached, its last factor was {factor:.4g}.</p>"
+        )
+    if notes:
+        parts.append(f"<p>Notes of the method:</p>{_list(notes)}")
+    return f'<div class="card text wide"><h3>Guard and controller</h3>{"".join(parts)}</div>'
+
+
+def recipe(run: Run) -> str:
+    """The resolved recipe, as it can be run again."""
+    text = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True, width=100)
+    return fold("Recipe", f"<pre>{escape(text)}</pre>")
+
+
+def origin(run: Run) -> str:
+    """Versions, machine, seed, data and command."""
+    info = run.info
+    command = info.get("command")
+    facts: dict[str, Any] = {
+        "folder": run.folder.name,
+        "started": info.get("started"),
+        "seed": info.get("seed"),
+        "processes": info.get("world"),
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
+    }
+    groups = {"Run": facts, **{word.capitalize(): info.get(word) for word in ("versions", "machine", "data")}}
+    tables = [
+        f"<div><h4>{escape(name)}</h4><dl>{_facts(group)}</dl></div>"
+        for name, group in groups.items()
+        if isinstance(group, Mapping)
+    ]
+    return fold("Versions, machine, seed and data", f'<div class="origin">{"".join(tables)}</div>')
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def fold(title: str, body: str) -> str:
+    """A part that opens with a click; printing opens all."""
+    return f'<details class="card wide"><summary>{escape(title)}</summary>{body}</details>'
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    known = [(name, value) for name, value in facts.items() if value is not None]
+    return "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(_plain(value))}</dd>" for name, value in known)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[str], texts: int) -> str:
+    cells = "".join(f'<th scope="col"{"" if place < texts else " class=n"}>{head}</th>' for place, head in enumerate(heads))
+    return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

@@ -1,0 +1,148 @@
+"""The page and the files: what is said, what is escaped, what is never overwritten."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autosparse.report import read_run, write_report
+from autosparse.report.page import build_page
+from autosparse.warning import SparsityWarning
+
+Maker = Callable[..., Path]
+EVIL = "<script>window.hacked = 1</script>"
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def keys_of(html: str) -> list[str]:
+    return re.findall(r'<figure [^>]*data-key="([^"]+)"', html)
+
+
+def test_one_run(make_run: Maker) -> None:
+    folder = make_run(result={"base_accuracy": 0.8})
+    page = write_report([read_run(folder)], folder / "report")
+    html = text_of(page)
+    assert page == folder / "report" / "report.html"
+    for shown in (
+        "75.00 %",
+        "dense 80.00 %, drop 6.25 %",
+        "82.50 %",
+        "330 of 400 weights are zero",
+        "0.500",
+        "0.382",
+        "12.0 s",
+    ):
+        assert shown in html
+    for shown in ("step 3: layer &#x27;b&#x27; keeps 0.5 %", "description: two layers", "a processor", "2030-01-02T03:04:05"):
+        assert shown in html
+    expected = ["accuracy", "loss", "learning-rate", "sparsity", "alpha", "layer-sparsity-over-time", "thresholds"]
+    expected += ["train-flops", "test-flops", "controller", "layer-sparsity", "layer-flops"]
+    assert keys_of(html) == expected
+    assert {path.stem for path in page.parent.glob("*.png")} == set(expected)
+    assert not [path for path in page.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_several_runs(make_run: Maker) -> None:
+    runs = [
+        make_run("one", name="one"),
+        make_run("two", name="two", method="str"),
+        make_run("base", name="base", method="dense"),
+    ]
+    html = build_page([read_run(run) for run in runs])
+    assert "3 runs compared" in html
+    for head in ("Base", "Top1(S)", "Drop %", "S %", "Train F", "Test F", "Seconds"):
+        assert f">{head}</th>" in html
+    assert keys_of(html)[0] == "frontier"
+    assert html.count('<details class="run">') == 3
+
+
+def test_texts_are_escaped_everywhere(make_run: Maker) -> None:
+    layer = {"name": EVIL, "kind": EVIL, "weights": 4, "zeros": 2, "sparsity": 0.5, "macs": 10}
+    hostile = make_run(
+        name=EVIL,
+        method=EVIL,
+        recipe={"description": EVIL, "method": {"name": EVIL, EVIL: EVIL}, EVIL: EVIL},
+        info={"machine": {EVIL: EVIL}, "command": [EVIL], "message": EVIL, "started": EVIL},
+        result={"events": [EVIL], "notes": [EVIL], "layers": [layer, {**layer, "name": "b"}], "macs": {EVIL: 10}},
+    )
+    unfinished = make_run("unfinished", name=EVIL, status="failed", info={"message": EVIL})
+    for folders in ([hostile], [unfinished], [hostile, unfinished]):
+        html = build_page([read_run(folder) for folder in folders])
+        assert "<script>window" not in html
+        assert html.count("</script>") == html.count("<script>") + html.count('<script type="application/json">')
+
+
+def test_nothing_is_fetched_from_outside(make_run: Maker) -> None:
+    html = build_page([read_run(make_run())], ["loss.png"])
+    assert not re.findall(r"https?://|@import|url\(", html)
+    assert {link for link in re.findall(r'(?:src|href)="([^"]*)"', html) if not link.endswith(".png")} == set()
+
+
+def test_an_unfinished_run_says_so(make_run: Maker) -> None:
+    folder = make_run(status="stopped", epochs=1, info={"message": "stopped by Ctrl-C"})
+    html = build_page([read_run(folder)])
+    assert "This run is not finished (stopped): 1 of 2 epochs so far" in html
+    assert "stopped by Ctrl-C" in html
+    assert "layer-flops" not in keys_of(html)
+
+
+def test_a_run_without_any_epoch_is_still_a_page(make_run: Maker) -> None:
+    html = build_page([read_run(make_run(status="running", metrics=[]))])
+    assert "0 of 2 epochs so far" in html
+    assert keys_of(html) == []
+
+
+def test_dense_and_translation_runs(make_run: Maker) -> None:
+    dense = build_page([read_run(make_run("dense", method="dense"))])
+    assert keys_of(dense) == ["accuracy", "loss", "learning-rate"]
+    assert "Sparsity</span>" not in dense
+    folder = make_run("words", recipe={"data": {"kind": "translation"}}, result={"bleu": 26.71})
+    words = build_page([read_run(folder)])
+    assert "Token accuracy" in words
+    assert "26.71" in words
+
+
+def test_real_runs_stay_small(trained: dict[str, Path]) -> None:
+    runs = [read_run(folder) for folder in trained.values()]
+    html = build_page(runs)
+    assert len(html) < 500_000
+    assert keys_of(html).count("thresholds") == 1  # RigL has none
+    assert runs[0].dense is not None
+
+
+def test_a_report_is_renewed_but_foreign_files_are_not(make_run: Maker, tmp_path: Path) -> None:
+    run = read_run(make_run(method="dense"))
+    page = write_report([run], tmp_path / "out")
+    assert write_report([run], tmp_path / "out") == page
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.html").write_text("my own page")
+    with pytest.raises(FileExistsError, match="not a report of ours"):
+        write_report([run], tmp_path / "mine")
+    assert (tmp_path / "mine" / "report.html").read_text() == "my own page"
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "loss.png").write_text("my own image")
+    with pytest.raises(FileExistsError, match=r"loss\.png"):
+        write_report([run], tmp_path / "images")
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["loss.png"]
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        write_report([run], tmp_path / "mine" / "report.html")
+    with pytest.raises(ValueError, match="at least one run"):
+        write_report([], tmp_path / "none")
+
+
+def test_without_matplotlib_there_is_a_page_and_a_warning(
+    make_run: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.warns(SparsityWarning, match="no PNG figures were drawn"):
+        page = write_report([read_run(make_run())], tmp_path / "out")
+    assert keys_of(text_of(page))
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]

@@ -1,0 +1,141 @@
+"""Whole runs inside the test's process: what they leave behind, and what they do when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosparse.training.recipe import Recipe
+from autosparse.training.recipes import load_recipe
+from autosparse.training.run import train
+from autosparse.training.session import Diverged
+
+from .conftest import Workshop
+
+
+def recipe(*changes: str) -> Recipe:
+    return load_recipe("tiny.yaml", ["train.epochs=2", "data.limit=128", *changes])
+
+
+def run(out: str, *changes: str, **options: Any) -> dict[str, Any]:
+    return train(recipe(*changes), out, quiet=True, **options)
+
+
+def test_what_a_run_leaves(fresh_workshop: Workshop) -> None:
+    result = run("r", "train.dense_beside=true")
+    assert result == json.loads(Path("r/result.json").read_text())
+    assert result["sparsity"] == pytest.approx(0.6, abs=0.005)
+    assert result["base_accuracy"] == fresh_workshop.json("r/dense", "result.json")["accuracy"]
+    assert result["total_macs"] == sum(result["macs"].values())
+    assert {layer["name"] for layer in result["layers"]} == {"0", "4.0", "6"}
+    weights = fresh_workshop.weights("r")
+    zeros = sum(int((weights[f"{layer['name']}.weight"] == 0).sum()) for layer in result["layers"])
+    assert zeros == result["zeros"]
+    assert [line["epoch"] for line in fresh_workshop.metrics("r")] == [1, 2]
+    assert fresh_workshop.json("r", "run.json")["status"] == "done"
+    assert load_recipe("r/recipe.yaml") == recipe("train.dense_beside=true")
+    assert list(Path("r/tensorboard").iterdir())
+
+
+def test_the_saved_model_has_the_accuracy_of_the_result(fresh_workshop: Workshop) -> None:
+    from autosparse.data import open_data
+    from autosparse.training.build import build_model
+    from autosparse.training.validate import validate
+
+    result = run("r")
+    data = open_data(recipe().data)
+    model = build_model(recipe().model, data)
+    model.load_state_dict(fresh_workshop.weights("r"))
+    assert validate(model, data.validation, torch.device("cpu")).accuracy == result["accuracy"]
+
+
+def test_accumulation_changes_nothing_but_rounding(fresh_workshop: Workshop) -> None:
+    # batch norm and dropout see parts of the batch, so a net without them
+    Path("plain_net.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    common = ("model.name=plain_net:net", "method={name: str, start_sparsity: 0.2}")
+    losses = [run(f"a{parts}", *common, f"train.accumulate={parts}")["loss"] for parts in (1, 4)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_auto_tuned_runs_make_their_dense_reference_first(fresh_workshop: Workshop) -> None:
+    tune = "method={name: autosparse, autotune: {epochs: 1}, start_sparsity: 0.3}"
+    result = run("r", tune, "optimizer.threshold_decay_total=3")
+    reference = json.loads(Path("r/reference.json").read_text())["losses"]
+    lines = fresh_workshop.metrics("r/reference")
+    assert reference == [line["loss"] for line in lines]
+    assert len(lines) == 1
+    # one dense epoch of two is counted
+    assert result["train_fraction"] > 0.5
+    from_file = tune.replace("epochs: 1", "epochs: 1, reference: r/reference.json")
+    again = run("again", from_file, "optimizer.threshold_decay_total=3")
+    assert again["sparsity"] == result["sparsity"]
+    assert not Path("again/reference").exists()
+
+
+@pytest.mark.parametrize(
+    "method", ["{name: snip, sparsity: 0.5}", "{name: lottery, sparsity: 0.5, rounds: 1}", "{name: rigl, sparsity: 0.5}"]
+)
+def test_methods_that_score_train_in_rounds_or_grow(fresh_workshop: Workshop, method: str) -> None:
+    result = run("r", f"method={method}")
+    assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
+    assert result["epochs"] == 2
+
+
+def test_rounds_that_do_not_divide_the_epochs_are_refused(fresh_workshop: Workshop) -> None:
+    with pytest.raises(ValueError, match=r"lottery trains 3 rounds: train.epochs = 2 must be a multiple"):
+        run("r", "method={name: lottery, sparsity: 0.5, rounds: 2}")
+
+
+def test_a_loss_that_is_no_number_stops_the_run(fresh_workshop: Workshop) -> None:
+    with pytest.raises(Diverged, match=r"no longer a number.*Try a lower optimizer.lr"):
+        run("r", "optimizer.lr=1e30", "train.clip=null", "train.epochs=6")
+    info = fresh_workshop.json("r", "run.json")
+    assert info["status"] == "failed"
+    for name in ("last.pt", "previous.pt"):
+        path = Path("r/checkpoints") / name
+        if path.exists():
+            saved = torch.load(path, weights_only=True)["model"]
+            assert all(torch.isfinite(tensor).all() for tensor in saved.values() if tensor.is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.name=nowhere:net", "No module named 'nowhere'"),
+        ("model.name=user_net:other", "has no attribute 'other'"),
+        ("model={name: 'user_net:net', arguments: {depth: 3}}", "does not take these arguments"),
+        ("model.name=os:getcwd", "returned str; it must return an nn.Module"),
+        ("model.name=resnet51", "unknown model 'resnet51'"),
+        ("train.device=cuda:7", "train.device = 'cuda:7' cannot be used here"),
+        ("sparsify={exclude: [head]}", "head"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_training(fresh_workshop: Workshop, change: str, message: str) -> None:
+    if "cuda" in change and torch.cuda.is_available():
+        pytest.skip("this machine may have that device")
+    with pytest.raises(ValueError, match=r".*") as refused:
+        run("r", change)
+    assert message in str(refused.value)
+
+
+def test_clipping_leaves_thresholds_out(fresh_workshop: Workshop) -> None:
+    from autosparse.training import loop
+
+    seen: list[set[str]] = []
+    original = torch.nn.utils.clip_grad_norm_
+
+    def spy(parameters: Any, norm: float) -> Any:
+        seen.append({tuple(each.shape) for each in parameters})  # type: ignore[misc]
+        return original(parameters, norm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.torch.nn.utils, "clip_grad_norm_", spy)
+        run("r", "train.clip=0.1")
+    assert seen
+    assert all((1,) not in shapes for shapes in seen)
