@@ -11,14 +11,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadsco
 .PHONY: run test lint slow compare docs clean help
 
 help:
-	@echo "make run    train a sparse net on the digits of scikit-learn and print its report"
+	@echo "make run    train a dense and a sparse net on the digits of scikit-learn, write a report"
 	@echo "make test   the quick tests        make slow   the long ones"
 	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
 	@echo "make compare   train all methods on the digits and print one table"
 	@echo "make docs   build the documentation in build/site, warnings are errors"
 
 run: $(KERNELS)
-	$(BIN)/python examples/digits.py
+	$(BIN)/autosparse train --out runs/digits-$$(date +%Y%m%d-%H%M%S)
 
 test: $(KERNELS)
 	$(PYTEST) -m "not slow"

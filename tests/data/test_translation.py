@@ -1,5 +1,6 @@
 """Translation batches: shapes and tokens, lengths, order, shares of ranks, the tokenizer and its cache."""
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,12 @@ def test_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="could not be kept"):
         tokenizer = open_tokenizer(Few(), 320, False, blocked)
     assert tokenizer.get_vocab_size() > 260
+
+
+def test_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(RuntimeError, match=r'pip install "autosparse\[text\]"'):
+        train_tokenizer(Few(), 320, False)
 
 
 def test_default_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Packages of the `data` extra, imported when they are needed."""
+"""Packages of the `data` and `text` extras, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import Any
 
 
-def need(module: str, purpose: str) -> Any:
+def need(module: str, purpose: str, extra: str = "data") -> Any:
     """The module, or an error that names the command that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
         missing = error.name or module
-        raise RuntimeError(f'{purpose} needs the package {missing}: pip install "autosparse[data]"') from error
+        raise RuntimeError(f'{purpose} needs the package {missing}: pip install "autosparse[{extra}]"') from error

@@ -157,7 +157,7 @@ def _hub(config: TranslationData, split: str, cache: Path | None) -> Any:
 
 
 def _load(place: str, cache: Path | None, **options: Any) -> Any:
-    datasets = need("datasets", "translation data")
+    datasets = need("datasets", "translation data", "text")
     try:
         return datasets.load_dataset(place, cache_dir=None if cache is None else str(cache), **options)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

@@ -9,13 +9,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
+from autosparse.data.packages import need
 from autosparse.data.pairs import Pairs
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PADDING_ID, START_ID, END_ID, UNKNOWN_ID = range(4)
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+def _library() -> Any:
+    return need("tokenizers", "translation data", "text")
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"there is no tokenizer {path}")
     try:
-        return _prepared(Tokenizer.from_file(str(path)))
+        return _prepared(_library().Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"the tokenizer {path} is damaged ({error}); delete it, a new run will make it again") from error
 
@@ -86,16 +93,18 @@ def default_cache() -> Path:
 
 def train_tokenizer(pairs: Pairs, vocabulary: int, lowercase: bool) -> Tokenizer:
     """Byte-pair encoding over bytes: every text can be written with it and read back."""
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN_ID]))
+    library = _library()
+    byte_level = library.pre_tokenizers.ByteLevel
+    tokenizer: Tokenizer = library.Tokenizer(library.models.BPE(unk_token=SPECIAL[UNKNOWN_ID]))
     if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+        tokenizer.normalizer = library.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=True)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(byte_level.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_sentences(pairs), trainer)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from autosparse.data.batches import Batch, Data, Indices, check_ranks, permutation
@@ -18,6 +17,9 @@ from autosparse.data.config import TranslationData
 from autosparse.data.pairs import Pairs, all_sentences, open_pairs
 from autosparse.data.tokenizer import END_ID, PADDING_ID, START_ID, Text, open_tokenizer, read_tokenizer
 from autosparse.data.workers import prepared
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Pairs that do not fit together (a word against a page) must not make a batch whose source fills the memory.
 SOURCE_ROOM = 2

@@ -1,0 +1,59 @@
+"""`autosparse eval`: the accuracy of a run's model, or BLEU of its translations."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+HELP = """Score a trained run: accuracy for images, BLEU (sacrebleu, beam search) for translation.
+
+The figure of the finished model on its test split is written into the run's result.json.
+
+Examples:
+
+  autosparse eval runs/digits
+
+  autosparse eval runs/multi30k-transformer --beam 4
+
+  autosparse eval runs/multi30k-transformer --split test_2017_flickr
+
+  autosparse eval runs/cifar10-resnet20 --checkpoint best --data DIR --json
+"""
+
+
+def run(
+    folder: Path = typer.Argument(metavar="RUN", help="Folder of a run, such as runs/digits."),
+    beam: int = typer.Option(4, min=1, help="Translations kept in view by beam search; 1 is greedy."),
+    split: str = typer.Option("test", help="test or validation of the recipe, or another split of the same data."),
+    data: str | None = typer.Option(None, "--data", help="Where the data lies now, instead of the recipe's path or hub name."),
+    checkpoint: str | None = typer.Option(None, help="best or last, instead of the finished model."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    from autosparse.cli.output import print_json
+    from autosparse.training.evaluate import evaluate
+
+    figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(told(figures))
+
+
+run.__doc__ = HELP
+
+
+def told(figures: dict[str, Any]) -> str:
+    """The figures as people read them."""
+    model = f"{figures['name']}: {figures['method']}" + (
+        f", checkpoint {figures['checkpoint']}" if figures["checkpoint"] else ""
+    )
+    lines = [f"{model}, {figures['split']} split of {figures['samples']:,} samples"]
+    if "bleu" in figures:
+        lines.append(f"  BLEU            {figures['bleu']:.2f}   ({figures['bleu_signature']})")
+        lines.append(f"  token accuracy  {figures['token_accuracy']:.2%}")
+    else:
+        lines.append(f"  accuracy        {figures['accuracy']:.2%}")
+    lines.append(f"  loss            {figures['loss']:.4f}")
+    if figures["recorded"]:
+        lines.append(f"  written to      {Path(figures['run']) / 'result.json'}")
+    return "\n".join(lines)
