@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosparse
@@ -138,6 +138,7 @@ def test_yaml_that_is_no_recipe(text: str, message: str) -> None:
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda key: key not in ("null", "true", "false")),

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autosparse.training.progress import Moment
@@ -80,9 +79,10 @@ def close_epoch(run: Session) -> None:
     run.check_loss()
     loss = float(run.loss_sum) / run.steps
     rate = run.optimizer.param_groups[0]["lr"]
+    alpha = run.sp.alpha if run.sp else None
     if run.sp is not None:
         run.sp.end_epoch(loss=loss)
-    share_statistics(run)
+    run.processes.share_buffers(run.model)
     score = validate(
         run.model,
         run.data.validation,
@@ -95,7 +95,7 @@ def close_epoch(run: Session) -> None:
     if best:
         position.best_accuracy, position.best_epoch = score.accuracy, finished
         position.best_sparsity = run.sp.sparsity() if run.sp else 0.0
-    line = metrics(run, finished, run.processes_mean(loss), rate, score)
+    line = metrics(run, finished, run.processes_mean(loss), rate, alpha, score)
     if run.sp is not None and finished % run.stage_epochs == 0 and finished < run.recipe.train.epochs:
         run.sp.next_round(run.optimizer)
     position.epoch, position.batch = finished, 0
@@ -129,13 +129,6 @@ def reduce_gradients(run: Session, last: bool) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def share_statistics(run: Session) -> None:
-    """Batch-norm statistics of rank 0 for all, so that every rank validates the same model."""
-    if run.processes.world > 1:
-        for buffer in run.model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
 def is_best(run: Session, score: Score) -> bool:
     """Whether this is the most accurate of the sparsest epochs; half a point of sparsity is the same sparsity."""
     if run.sp is None:
@@ -144,8 +137,8 @@ def is_best(run: Session, score: Score) -> bool:
     return gained > 0.005 or (gained >= -0.005 and score.accuracy > run.position.best_accuracy)
 
 
-def metrics(run: Session, epoch: int, loss: float, rate: float, score: Score) -> dict[str, Any]:
-    """The line of an epoch in metrics.jsonl."""
+def metrics(run: Session, epoch: int, loss: float, rate: float, alpha: float | None, score: Score) -> dict[str, Any]:
+    """The line of an epoch in metrics.jsonl; rate and alpha are those it was trained with."""
     line: dict[str, Any] = {
         "epoch": epoch,
         "step": run.position.step,
@@ -157,7 +150,7 @@ def metrics(run: Session, epoch: int, loss: float, rate: float, score: Score) ->
     }
     if run.sp is not None:
         past = run.sp.history[-1]
-        line |= {name: past[name] for name in ("alpha", "sparsity", "densities", "thresholds")}
+        line |= {"alpha": alpha, **{name: past[name] for name in ("sparsity", "densities", "thresholds")}}
         line |= {"train_fraction": run.sp.cost.train_fraction, "test_fraction": run.sp.cost.test_fraction}
     return line
 

@@ -65,6 +65,12 @@ class Processes:
             return flag
         return bool(self.total(torch.tensor(float(flag), device=device)) > 0)
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Batch-norm statistics of rank 0 for all, so that every rank validates, and a sharded checkpoint holds, the same."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()

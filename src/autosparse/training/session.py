@@ -93,6 +93,7 @@ class Session:
             "ranks": own,
         }
         if self.sharded:
+            self.processes.share_buffers(self.model)
             sharded.save(self.folder.checkpoints, self.model, self.optimizer, rest, self.processes, best=best)
         elif self.processes.leads:
             state = {**rest, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -64,6 +64,14 @@ _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("ta
 _Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
 
 
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # PyYAML folds rare line breaks such as U+0085 into spaces, unless they are written as escapes
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def _number(value: float) -> str:
     text = repr(value)
     return text if "e" not in text or "." in text else text.replace("e", ".0e")

@@ -1,0 +1,81 @@
+"""`autosparse recipes`: what comes with the package, to look at, to copy and to edit."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def run(
+    name: str | None = typer.Argument(None, help="A recipe's name, or a file: shows it; all are listed without one."),
+    schema: bool = typer.Option(False, "--schema", help="Print the JSON schema of recipes, for editors."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    copy: Path | None = typer.Option(None, "--copy", help="Write the recipe to this new file, to edit it."),
+) -> None:
+    """List the recipes, or show one.
+
+    Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
+    """
+    from autosparse.cli.output import print_json, print_table
+    from autosparse.training.recipe_files import recipe_names, recipe_text
+
+    if schema:
+        if name is not None or copy is not None:
+            raise ValueError("--schema describes all recipes: leave the name and --copy out")
+        from autosparse.training.schema import recipe_schema
+
+        print_json(recipe_schema())
+    elif copy is not None:
+        if name is None:
+            raise ValueError("--copy needs the recipe to copy: autosparse recipes digits --copy mine.yaml")
+        print(copied(name, copy))
+    elif name is not None:
+        if as_json:
+            from autosparse.training.recipes import load_recipe
+
+            print_json(load_recipe(name).model_dump(mode="json"))
+        else:
+            print(recipe_text(name), end="")
+    else:
+        rows = [row(each) for each in recipe_names()]
+        if as_json:
+            print_json(rows)
+        else:
+            columns = ("name", "model", "data", "method", "description")
+            print_table(columns, [[each[column] for column in columns] for each in rows])
+
+
+def row(name: str) -> dict[str, Any]:
+    """What the list says of a recipe; unchecked, since checking needs torch and this is to answer at once."""
+    from autosparse.training.recipe_files import find_recipe, merged_block
+
+    block = merged_block(find_recipe(name))
+    data = block["data"]
+    return {
+        "name": name,
+        "description": block["description"],
+        "model": named(block["model"]),
+        "data": data.get("hub") or data.get("path") or data["source"],
+        "method": named(block["method"]),
+        "paper": block.get("paper"),
+    }
+
+
+def named(block: Any) -> str:
+    """The name of a block that may be given as a name alone."""
+    return str(block["name"] if isinstance(block, dict) else block)
+
+
+def copied(name: str, target: Path) -> str:
+    """Write a recipe to a file that does not exist yet; what to do next."""
+    from autosparse.training.recipe_files import recipe_text
+
+    text = recipe_text(name)
+    if target.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"--copy {target}: a recipe file ends in .yaml")
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise FileExistsError(f"{target} exists and is not overwritten: choose another name") from None
+    return f"wrote {target}; edit it, then: autosparse train {target}"
