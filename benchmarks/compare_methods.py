@@ -23,16 +23,9 @@ from small_runs import BATCH, load
 from torch.nn.functional import cross_entropy
 
 import autosparse
+from autosparse.experiments.methods import LEARNED
 
 RATE, DECAY = 0.1, 1e-4
-# Their sparsity follows from these: found with one seed, for the 30 epochs of the default.
-LEARNED: dict[str, dict[str, Any]] = {
-    "dst": {"penalty_weight": 4e-3},  # from 1e-2 on it diverges here
-    "ltp": {"penalty_weight": 1.4e-4, "temperature": 0.1},
-    "cs": {"s_init": 0.0, "penalty_weight": 1e-6, "train_ticket": True},
-    "scl": {"penalty_weight": 0.25},
-    "dns": {"c_rate": 1.75},
-}
 # Rounds after the first; all others train in one.
 ROUNDS = {"prune_retrain": 1, "lottery": 2, "cs": 1}
 # Updates once an epoch where the default counts hundreds of steps: a run here has 390.

@@ -22,6 +22,7 @@ _HOMES = {
     "GradientAnnealing": "methods.annealing",
     "GraSP": "methods",
     "list_methods": "methods",
+    "load_sparse": "deployment",
     "LotteryTicket": "methods",
     "LTP": "methods",
     "MEST": "methods",
@@ -33,6 +34,7 @@ _HOMES = {
     "recalibrate": "recalibration",
     "ReferenceRecorder": "autotune",
     "RigL": "methods",
+    "save_sparse": "deployment",
     "SCL": "methods",
     "SET": "methods",
     "SNFS": "methods",
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from autosparse.autotune import ReferenceRecorder as ReferenceRecorder
     from autosparse.autotune import threshold_decay as threshold_decay
     from autosparse.cost import profile as profile
+    from autosparse.deployment import load_sparse as load_sparse
+    from autosparse.deployment import save_sparse as save_sparse
     from autosparse.functional import gated_mask as gated_mask
     from autosparse.functional import soft_threshold as soft_threshold
     from autosparse.methods import CS as CS

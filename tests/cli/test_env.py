@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autosparse import cli, kernels
+from autosparse.training import machine
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -36,4 +37,4 @@ def test_text_has_one_line_a_fact(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_package_is_said_to_be_missing() -> None:
-    assert cli.env.installed_version("no-such-package-anywhere") == "not installed"
+    assert machine.installed_version("no-such-package-anywhere") == "not installed"

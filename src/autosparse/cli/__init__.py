@@ -9,7 +9,8 @@ from typing import NoReturn
 import typer
 
 from autosparse import __version__
-from autosparse.cli import env, flops, methods
+from autosparse.cli import compare, env, export, flops, methods, paper, recipes, report, train
+from autosparse.cli import eval as eval_verb
 
 # What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a defect: traceback.
 USER_ERRORS = (ValueError, TypeError, RuntimeError, ImportError, OSError)
@@ -23,9 +24,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("train")(train.run)
+app.command("eval")(eval_verb.run)
+app.command("compare")(compare.run)
+app.command("paper")(paper.run)
+app.command("export")(export.run)
 app.command("env")(env.run)
 app.command("flops")(flops.run)
 app.command("methods")(methods.run)
+app.command("recipes")(recipes.run)
+app.command("report")(report.run)
 
 
 def show_version(wanted: bool) -> None:
@@ -70,11 +78,12 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def one_line(error: Exception) -> str | None:
-    """The message of a user's error on one line, or None for a defect of ours."""
+    """The message of a user's error on one line, or a line a mistake where it lists several; None for a defect of ours."""
     # typer's usage errors: told by their method since typer carries its own copy of click, without a public name
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         return f"{' '.join(format_message().split())} (see `autosparse --help`)"
     if not isinstance(error, USER_ERRORS):
         return None
-    return " ".join(str(error).split()) or type(error).__name__
+    listed = str(error).split("\n  - ")
+    return "\n  - ".join(" ".join(part.split()) for part in listed) or type(error).__name__

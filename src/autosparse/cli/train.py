@@ -38,6 +38,7 @@ def run(
 ) -> None:
     from autosparse.training.recipes import load_recipe
     from autosparse.training.run import train
+    from autosparse.training.session import Diverged
     from autosparse.training.signals import Stopped
 
     if recipe is None and resume and out is not None and (out / "recipe.yaml").exists():
@@ -47,10 +48,13 @@ def run(
     if resume and recipe is not None and (folder / "result.json").exists() and not quiet:
         typer.echo(f"the run in {folder} is complete already")
     try:
-        result = train(chosen, folder, resume=resume, quiet=quiet, command=sys.argv)
+        result = train(chosen, folder, resume=resume, quiet=quiet, command=["autosparse", *sys.argv[1:]])
     except Stopped as stopped:
         typer.echo(f"{stopped}", err=True)
         raise typer.Exit(stopped.code) from None
+    except Diverged as failure:
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(1) from None
     if leads() and report:
         write_report(folder)
     if leads() and not quiet:

@@ -1,0 +1,88 @@
+"""`autosparse paper`: the tables and figures of the paper, made again from runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from autosparse.experiments.cells import Cell
+
+HELP = """Run the paper's experiments and write its tables and figures, the paper's numbers beside ours.
+
+With no names, all of them. `--scale cpu` uses small nets on the embedded digits and needs no data (table4: Multi30k);
+`--scale full` runs the paper's recipes and needs ImageNet-1K or WMT14, and GPUs. Runs are shared between tables and
+figures; finished ones are skipped and interrupted ones go on, so the same command again continues.
+
+Examples:
+
+  autosparse paper --list
+
+  autosparse paper table1 fig1a fig4
+
+  autosparse paper table4 --set data.path=DIR
+
+  autosparse paper table3 --scale full
+"""
+
+
+def run(
+    items: list[str] = typer.Argument(None, metavar="NAME", help="table1 to table5, fig1a, fig1b, fig2 to fig6."),
+    scale: str = typer.Option("cpu", help="cpu: minutes on two cores; full: the paper's own recipes."),
+    settings: list[str] = typer.Option(
+        [], "--set", help="A value of the recipes, such as data.path=DIR; at cpu scale table4's."
+    ),
+    out: Path | None = typer.Option(None, help="Folder of the tables, figures and runs; runs/paper-SCALE by default."),
+    jobs: int | None = typer.Option(None, help="Runs at once; one a core by default, one at a time on a GPU."),
+    only_list: bool = typer.Option(False, "--list", help="Say what there is and how many runs are done."),
+) -> None:
+    from autosparse.experiments.paper import making
+    from autosparse.experiments.progress import progress
+    from autosparse.experiments.runner import Interrupted, run_cells
+    from autosparse.experiments.tables import show
+
+    size = making.choose_scale(scale, settings)
+    chosen = making.choose_items(items or [])
+    folder = out or Path("runs") / f"paper-{size.name}"
+    plan = {item: making.cells_of(item, size) for item in chosen}
+    if only_list:
+        list_items(plan, folder)
+        return
+    absent = {item: reason for item, cells in plan.items() if (reason := making.missing_data(cells))}
+    for item, reason in absent.items():
+        typer.echo(f"{item} is left out: {reason}", err=True)
+    ready = [item for item in chosen if item not in absent]
+    cells = list({cell.name: cell for item in ready for cell in plan[item]}.values())
+    try:
+        with progress(len(cells)) as listen:
+            outcomes = run_cells(cells, folder / making.RUNS, jobs, listen)
+    except Interrupted:
+        typer.echo("stopped: the runs have saved; the same command again goes on from there", err=True)
+        raise typer.Exit(130) from None
+    made = making.make(ready, size, outcomes, folder, lambda line: typer.echo(line, err=True))
+    for table in made.tables:
+        show(table)
+        typer.echo()
+    for path in made.files:
+        typer.echo(str(path))
+    for problem in made.problems:
+        typer.echo(problem, err=True)
+    if made.problems or absent or any(outcome.status == "failed" for outcome in outcomes.values()):
+        raise typer.Exit(1)
+
+
+run.__doc__ = HELP
+
+
+def list_items(plan: dict[str, list[Cell]], folder: Path) -> None:
+    """A line for every item: what it shows, its runs, and how many are done."""
+    from autosparse.cli.output import print_table
+    from autosparse.experiments.paper import making
+
+    rows = []
+    for item, cells in plan.items():
+        done = sum((folder / making.RUNS / cell.name / "result.json").exists() for cell in cells)
+        rows.append([item, making.title_of(item), len(cells), done, making.missing_data(cells) or ""])
+    print_table(["name", "shows", "runs", "done", "needs"], rows)

@@ -1,0 +1,87 @@
+"""The fields a method gets when it takes the place of a recipe's own: how sparse, how often, by which penalty."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autosparse.methods import METHODS, describe
+
+# Their sparsity follows from these. Found on the digits with one seed, in runs of 390 steps, for a sparsity near 90 %.
+LEARNED: dict[str, dict[str, Any]] = {
+    "dst": {"penalty_weight": 4e-3},  # from 1e-2 on it diverges there
+    "ltp": {"penalty_weight": 1.4e-4, "temperature": 0.1},
+    "cs": {"s_init": 0.0, "penalty_weight": 1e-6, "train_ticket": True},
+    "scl": {"penalty_weight": 0.25},
+    "dns": {"c_rate": 1.75},
+}
+# Longer runs get the methods' own defaults, which were made for ImageNet.
+SHORT_RUN = 5_000
+# Rounds after the first; all rounds together share the epochs of the recipe.
+ROUNDS = {"prune_retrain": 1, "lottery": 2}
+# A run has at least so many updates of the mask, where the default counts hundreds of steps or several epochs.
+UPDATES = 30
+# What AutoSparse and STR share: a recipe of one says it for the other too.
+THRESHOLD_FIELDS = ("s_init", "start_sparsity", "g", "threshold", "target_ramp", "target_sparsity")
+THRESHOLD_METHODS = ("autosparse", "str")
+
+
+def sparsity_field(name: str) -> str | None:
+    """The field that says how sparse the method ends, or None where the loss decides."""
+    describe(name)
+    known = {field.name for field in dataclasses.fields(METHODS[name])}
+    return next((field for field in ("target_sparsity", "sparsity") if field in known), None)
+
+
+def has_field(name: str, field: str) -> bool:
+    """Whether the method's config has this field."""
+    return field in {each.name for each in dataclasses.fields(METHODS[name])}
+
+
+def interval(default: int, length: int, epoch: int = 1) -> int:
+    """An interval that leaves room for UPDATES in a run of this length: not below an epoch, not above the default."""
+    return min(default, max(epoch, length // UPDATES))
+
+
+def method_block(
+    name: str, own: Mapping[str, Any], sparsity: float | None, epochs: int, steps_per_epoch: Callable[[], int]
+) -> dict[str, Any]:
+    """The `method` block of `name` in the place of `own`, a recipe's block; the recipe's own method keeps its fields."""
+    field = sparsity_field(name)
+    if name == own["name"]:
+        block = dict(own)
+        if field and sparsity is not None:
+            block[field] = sparsity
+            block.pop("autotune", None)  # auto-tuning and a target both decide how sparse the run becomes
+        return block
+    block = {"name": name}
+    if field:
+        wanted = sparsity if sparsity is not None else own.get("target_sparsity", own.get("sparsity"))
+        if wanted is None:
+            raise ValueError(f"the recipe says no sparsity that {name} could aim at; add --sparsity, such as --sparsity 0.8")
+        if name in THRESHOLD_METHODS and own["name"] in THRESHOLD_METHODS:
+            block |= {shared: own[shared] for shared in THRESHOLD_FIELDS if shared in own}
+        block[field] = wanted
+    if name in ROUNDS:
+        block["rounds"] = next((rounds for rounds in range(ROUNDS[name], 0, -1) if epochs % (rounds + 1) == 0), ROUNDS[name])
+    return block | _scaled(name, epochs, steps_per_epoch)
+
+
+def _scaled(name: str, epochs: int, steps_per_epoch: Callable[[], int]) -> dict[str, Any]:
+    """Fields that depend on how long the run is; the data is opened only where its length matters."""
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(METHODS[name])}
+    if name in LEARNED:
+        return dict(LEARNED[name]) if epochs * steps_per_epoch() <= SHORT_RUN else {}
+    if isinstance(defaults.get("update_epochs"), int):
+        return {"update_epochs": interval(defaults["update_epochs"], epochs)}
+    every = defaults.get("update_every")
+    if isinstance(every, int) and every > 1:
+        steps = steps_per_epoch()
+        return {"update_every": interval(every, epochs * steps, steps)}
+    return {}
+
+
+def optimizer_block(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The `optimizer` block under `name`: TopKAST's penalty takes the place of weight decay."""
+    return {**own, "weight_decay": 0.0} if name.startswith("topkast") else dict(own)

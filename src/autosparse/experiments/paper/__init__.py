@@ -1,0 +1,1 @@
+"""`autosparse paper`: the tables and figures of the AutoSparse paper, made again from runs."""

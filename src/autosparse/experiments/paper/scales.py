@@ -1,0 +1,111 @@
+"""The size of the paper's experiments: as published, or small enough for two cores and no data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosparse.experiments.cells import Cell, cell, with_value
+from autosparse.experiments.paper.facts import PaperRow, recipe_of
+from autosparse.training.overrides import apply
+from autosparse.training.recipe import Recipe
+from autosparse.training.recipes import check_recipe, load_recipe
+
+# A changed value of a recipe, by its dotted path.
+Changes = Mapping[str, Any]
+
+
+class Scale(ABC):
+    """Turns rows and figures of the paper into runs."""
+
+    name: str
+    seeds: int
+    # of a run whose sparsity follows from the decay of its thresholds; empty where that is the row's own run
+    free_suffix: str
+
+    def __init__(self, settings: Sequence[str] = ()) -> None:
+        self.settings = list(settings)
+
+    @abstractmethod
+    def caption(self, networks: Sequence[str], seeds: int) -> str:
+        """What a reader must know about the size, on every figure and table."""
+
+    @abstractmethod
+    def label(self, network: str) -> str:
+        """The net that stands for resnet50, mobilenet or wmt14."""
+
+    @abstractmethod
+    def content(self, recipe: Recipe, sparsity: float | None) -> dict[str, Any]:
+        """A paper recipe at this scale, as plain values; a sparsity is what its row printed, None lets the decay decide."""
+
+    def row(self, row: PaperRow) -> tuple[Cell, ...]:
+        """The runs of a row, one a seed."""
+        recipe = recipe_of(row.table, row.place)
+        content = self.content(recipe, row.sparsity / 100)
+        return self._seeded(content, self.run_name(recipe))
+
+    def base(self, network: str) -> tuple[Cell, ...]:
+        """The dense runs of a network."""
+        recipe = load_recipe(f"{network}-dense")
+        return self._seeded(self.content(recipe, None), self.run_name(recipe))
+
+    def variant(self, table: str, place: int, suffix: str = "", changes: Changes | None = None) -> Cell:
+        """One run of a row's recipe with other values, its sparsity left to the decay."""
+        recipe = recipe_of(table, place)
+        own = content = self.content(recipe, None)
+        for path, value in (changes or {}).items():
+            content = with_value(content, path, value)
+        if content == own:
+            suffix = self.free_suffix
+        return cell(content, f"{self.run_name(recipe)}{suffix}-seed{recipe.seed}", recipe.seed)
+
+    def run_name(self, recipe: Recipe) -> str:
+        return recipe.name
+
+    def other(self, network: str, block: dict[str, Any]) -> Cell:
+        """One run of the network under a method that has no row in the tables."""
+        dense = load_recipe(f"{network}-dense")
+        recipe = dense.model_copy(update={"method": block, "name": f"{network}-{block['name']}"})
+        return cell(self.content(recipe, None), f"{self.run_name(recipe)}-seed{recipe.seed}", recipe.seed)
+
+    @abstractmethod
+    def decay(self, weight_decay: float) -> Changes:
+        """The paper's decay of the thresholds, without any protection from it."""
+
+    @abstractmethod
+    def late(self) -> Changes:
+        """STR as published: thresholds that begin to prune in the middle of the run."""
+
+    def _seeded(self, content: Mapping[str, Any], name: str) -> tuple[Cell, ...]:
+        first = content["seed"]
+        return tuple(cell(content, f"{name}-seed{seed}", seed) for seed in range(first, first + self.seeds))
+
+
+class Full(Scale):
+    """The paper's own recipes: ImageNet-1K, WMT14, GPUs."""
+
+    name = "full"
+    seeds = 1
+    free_suffix = ""
+
+    def caption(self, networks: Sequence[str], seeds: int) -> str:
+        return f"full scale: {', '.join(map(self.label, networks))}, {counted(seeds)}"
+
+    def label(self, network: str) -> str:
+        return {"resnet50": "ResNet-50", "mobilenet": "MobileNetV1", "wmt14": "Transformer"}[network]
+
+    def content(self, recipe: Recipe, sparsity: float | None) -> dict[str, Any]:
+        return check_recipe(apply(recipe.model_dump(mode="json"), self.settings), f"recipe {recipe.name}").model_dump(
+            mode="json"
+        )
+
+    def decay(self, weight_decay: float) -> Changes:
+        return {"optimizer.weight_decay": weight_decay}
+
+    def late(self) -> Changes:
+        return {}
+
+
+def counted(seeds: int) -> str:
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"

@@ -1,0 +1,103 @@
+"""The paper's experiments on the embedded digits: same methods, alphas and sparsities, in runs of a few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autosparse.experiments.methods import LEARNED, THRESHOLD_METHODS, interval, optimizer_block
+from autosparse.experiments.paper.facts import network_of
+from autosparse.experiments.paper.scales import Changes, Scale, counted
+from autosparse.training.method_block import DENSE
+from autosparse.training.overrides import merged
+from autosparse.training.recipe import Recipe
+from autosparse.training.recipes import load_recipe
+
+PAPER_EPOCHS = {"resnet50": 100, "mobilenet": 100, "wmt14": 44}
+TRANSLATION_EPOCHS = 4
+BATCH, STEPS = 100, 13  # of the 1,347 training images
+# Width of the small conv net: 18,360 and 4,716 weights.
+WIDTHS = {"resnet50": 8, "mobilenet": 4}
+# Total decay of the thresholds, in nats, over a run: the paper's, and one that ends near its 80 % on nets this small.
+PAPER_DECAY, PAPER_TOTAL, FREE_TOTAL = 2.0**-15, 16.0, 1.0
+# STR's s = -3200 needs a long run to come down; this one too prunes nothing at first and ends near 80 %.
+LATE_START, LATE_DECAY = -20.0, 2.0
+# DST has no target: penalties of its rows at 80 and 90 %.
+DST_PENALTIES = {5: 5e-4, 10: 1.1e-3}
+
+
+class Small(Scale):
+    """`cpu` scale: small_conv on the digits for the image nets, a short multi30k-transformer for translation."""
+
+    name = "cpu"
+    seeds = 3
+    free_suffix = "-free"
+
+    def caption(self, networks: Sequence[str], seeds: int) -> str:
+        nets = " and ".join(map(self.label, networks))
+        if "wmt14" in networks:
+            return f"cpu scale: Multi30k, {nets}, {TRANSLATION_EPOCHS} epochs, {counted(seeds)}"
+        return f"cpu scale: digits, {nets}, {counted(seeds)}"
+
+    def label(self, network: str) -> str:
+        if network == "wmt14":
+            return "multi30k-transformer"
+        return f"small_conv of width {WIDTHS[network]} (for {'ResNet-50' if network == 'resnet50' else 'MobileNetV1'})"
+
+    def run_name(self, recipe: Recipe) -> str:
+        network, _, rest = recipe.name.partition("-")
+        return f"{'multi30k' if network == 'wmt14' else f'conv{WIDTHS[network]}'}-{rest}"
+
+    def content(self, recipe: Recipe, sparsity: float | None) -> dict[str, Any]:
+        network = network_of(recipe)
+        content = self._net(network)
+        epochs = round(content["train"]["epochs"] * recipe.train.epochs / PAPER_EPOCHS[network])
+        block = small_method(recipe, sparsity, epochs, content["train"]["epochs"] / PAPER_EPOCHS[network])
+        changes: dict[str, Any] = {
+            "method": block,
+            "optimizer": optimizer_block(block["name"], content["optimizer"]),
+            "sparsify": {"baseline_epochs": content["train"]["epochs"]},
+            "train": {"epochs": epochs},
+        }
+        if sparsity is None or "autotune" in block:
+            changes["optimizer"]["threshold_decay_total"] = None if block["name"] == DENSE else FREE_TOTAL
+        content.pop("method")
+        return merged(content, changes)
+
+    def decay(self, weight_decay: float) -> Changes:
+        return {
+            "optimizer.threshold_decay_total": PAPER_TOTAL * weight_decay / PAPER_DECAY,
+            "sparsify.guard": "warn",
+            "sparsify.density_floor": 0.0,
+        }
+
+    def late(self) -> Changes:
+        return {"method.s_init": LATE_START, "optimizer.threshold_decay_total": LATE_DECAY}
+
+    def _net(self, network: str) -> dict[str, Any]:
+        """The recipe that the paper's method is put into."""
+        if network == "wmt14":
+            settings = [f"train.epochs={TRANSLATION_EPOCHS}", *self.settings]
+            return load_recipe("multi30k-transformer", settings).model_dump(mode="json")
+        settings = [f"data.batch_size={BATCH}", f"model.arguments.width={WIDTHS[network]}"]
+        return load_recipe("digits", settings).model_dump(mode="json")
+
+
+def small_method(recipe: Recipe, sparsity: float | None, epochs: int, shrink: float) -> dict[str, Any]:
+    """The method of a paper recipe in a run shorter by the factor `shrink`; thresholds aim at the row's sparsity."""
+    block = dict(recipe.method)
+    for holder in (block, *(value for value in block.values() if isinstance(value, dict))):
+        for field in ("zero_epoch", "horizon"):
+            if holder.get(field) is not None:
+                holder[field] = max(1, round(holder[field] * shrink))
+    if "update_every" in block:
+        block["update_every"] = interval(block["update_every"], epochs * STEPS, STEPS)
+    if "update_epochs" in block:
+        block["update_epochs"] = interval(block["update_epochs"], epochs)
+    if block["name"] in THRESHOLD_METHODS and sparsity is not None and "autotune" not in block:
+        block.pop("s_init", None)
+        block["target_sparsity"] = sparsity
+    if block["name"] in LEARNED:
+        assert recipe.paper is not None
+        block |= {"penalty_weight": DST_PENALTIES[recipe.paper.row]}
+    return block

@@ -1,0 +1,119 @@
+"""Which runs stand for the paper's rows and figures, at both scales."""
+
+from __future__ import annotations
+
+import pytest
+
+from autosparse.experiments.cells import Cell
+from autosparse.experiments.paper import making
+from autosparse.experiments.paper.facts import TABLES, network_of, paper_numbers, recipe_of, recipes_of_rows, rows_of
+from autosparse.experiments.paper.figures import FIGURES, PAPER_DECAY
+from autosparse.experiments.paper.scales import Full, Scale
+from autosparse.experiments.paper.small import Small
+from autosparse.training.recipes import load_recipe
+
+
+def row(item: str, place: int, scale: Scale) -> Cell:
+    return scale.row(rows_of(item)[place])[0]
+
+
+def test_every_row_of_the_paper_has_one_recipe() -> None:
+    tables = paper_numbers()["tables"]
+    assert {name for name, _ in TABLES.values()} == set(tables)
+    wanted = {(table, place) for table in tables for place in range(len(tables[table]["rows"]))}
+    assert set(recipes_of_rows()) == wanted
+    for recipe in recipes_of_rows().values():
+        assert load_recipe(f"{network_of(recipe)}-dense").dense
+
+
+def test_rows_are_what_the_paper_printed() -> None:
+    auto = rows_of("table1")[7]
+    assert (auto.label, auto.base, auto.accuracy, auto.drop) == ("AutoSparse", 77.01, 76.77, 0.31)
+    assert (auto.sparsity, auto.train_fraction, auto.test_fraction) == (79.67, 0.51, 0.14)
+    translated = rows_of("table4")[1]
+    assert (translated.base, translated.accuracy) == (27.83, 27.57)
+    tuned = rows_of("table5")[2]
+    assert (tuned.label, tuned.setting, tuned.train_fraction) == ("MobileNetV1", "eps = 0.01, 0.05, 0.005", 0.67)
+
+
+@pytest.mark.parametrize("scale", [Small(), Full()], ids=["cpu", "full"])
+def test_runs_of_one_name_are_one_run_and_every_recipe_is_sound(scale: Scale) -> None:
+    found: dict[str, Cell] = {}
+    for item in making.ITEMS:
+        for cell in making.cells_of(item, scale):
+            assert found.setdefault(cell.name, cell) == cell
+            assert not cell.recipe.train.dense_beside
+    assert len({cell.recipe.model_dump_json(exclude={"name", "description"}) for cell in found.values()}) == len(found)
+
+
+def test_full_rows_are_the_papers_recipes() -> None:
+    for item in TABLES:
+        for number, _ in enumerate(rows_of(item)):
+            made, meant = row(item, number, Full()).recipe, recipe_of(TABLES[item][0], number)
+            ignored = {"name", "description", "paper"}
+            assert made.model_dump(exclude=ignored) == meant.model_dump(exclude=ignored)
+
+
+def test_settings_reach_full_recipes_and_only_translation_at_cpu_scale() -> None:
+    folder = ["data.path=images", "data.source=folder"]
+    assert row("table1", 7, Full(folder)).recipe.data.path == "images"
+    assert Full(folder).base("resnet50")[0].recipe.data.path == "images"
+    assert row("table1", 7, Small(["data.path=here"])).recipe.data.path is None
+    assert row("table4", 0, Small(["data.path=here"])).recipe.data.path == "here"
+    assert row("table4", 0, Small(["train.epochs=11"])).recipe.train.epochs == 11
+
+
+def test_a_small_row_keeps_alpha_and_its_share_of_the_run() -> None:
+    auto = row("table1", 13, Small()).recipe  # alpha 0.9, 0 from epoch 45 of 100
+    assert auto.method == {"name": "autosparse", "alpha": 0.9, "zero_epoch": round(0.45 * 30), "target_sparsity": 0.8994}
+    assert auto.optimizer.threshold_decay_total is None
+    assert auto.model.arguments["width"] == 8
+    assert row("table3", 0, Small()).recipe.model.arguments["width"] == 4
+
+
+def test_small_rows_of_other_methods() -> None:
+    mest = row("table1", 4, Small()).recipe  # 250 epochs against a dense run of 100
+    assert (mest.train.epochs, mest.sparsify.baseline_epochs) == (75, 30)
+    assert mest.method["update_epochs"] == 2
+    rigl = row("table1", 0, Small()).recipe
+    assert rigl.method["update_every"] == 30 * 13 // 30
+    topkast = row("table2", 1, Small()).recipe
+    assert (topkast.method["backward_sparsity"], topkast.optimizer.weight_decay) == (0.5, 0.0)
+    tuned = row("table5", 1, Small()).recipe
+    assert tuned.method["autotune"]["down"] == 0.01
+    assert "target_sparsity" not in tuned.method
+    assert tuned.optimizer.threshold_decay_total == 1.0
+
+
+def test_figure_three_has_the_papers_decays() -> None:
+    small, full = (FIGURES["fig3"].runs(scale) for scale in (Small(), Full()))
+    assert small["STR"].recipe.optimizer.threshold_decay_total == 16.0
+    assert small["STR 80"].recipe.optimizer.threshold_decay_total == pytest.approx(16 * 1.7e-5 / PAPER_DECAY)
+    assert small["STR"].recipe.sparsify.density_floor == 0.0
+    assert full["STR 80"].recipe.optimizer.weight_decay == 1.7e-5
+    for cell in (*small.values(), *full.values()):
+        assert cell.recipe.method["s_init"] == -5.0
+        assert "target_sparsity" not in cell.recipe.method
+
+
+def test_figure_one_b_runs_every_decay() -> None:
+    for scale in (Small(), Full()):
+        runs = FIGURES["fig1b"].runs(scale)
+        assert {cell.recipe.method["schedule"] for cell in runs.values()} == set(runs)
+        assert all(cell.recipe.method.get("zero_epoch") is None for cell in runs.values())
+
+
+def test_at_full_scale_figures_share_the_rows_of_the_tables() -> None:
+    scale = Full()
+    rows = {cell.name for item in TABLES for cell in making.cells_of(item, scale)}
+    for item in ("fig1a", "fig4", "fig5", "fig6"):
+        assert {cell.name for cell in making.cells_of(item, scale)} <= rows
+    assert FIGURES["fig2"].runs(scale)["AutoSparse"].name in rows
+
+
+def test_missing_data_is_told() -> None:
+    cells = making.cells_of("table4", Small(["data.path=nowhere"]))
+    told = making.missing_data(cells) or ""
+    assert "there is no nowhere" in told
+    assert "train.en" in told
+    assert making.missing_data(making.cells_of("table1", Small())) is None
