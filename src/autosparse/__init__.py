@@ -12,6 +12,7 @@ _HOMES = {
     "AutoSparse": "methods",
     "AutoTune": "autotune",
     "CS": "methods",
+    "deploy": "deployment.engine",
     "DNS": "methods",
     "DNW": "methods",
     "DPF": "methods",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from autosparse.cost import profile as profile
     from autosparse.deployment import load_sparse as load_sparse
     from autosparse.deployment import save_sparse as save_sparse
+    from autosparse.deployment.engine import deploy as deploy
     from autosparse.functional import gated_mask as gated_mask
     from autosparse.functional import soft_threshold as soft_threshold
     from autosparse.methods import CS as CS

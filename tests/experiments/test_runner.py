@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         return [sys.executable, PRETENDER, str(recipe_file), str(run), *["--resume"] * resume]
 
     monkeypatch.setattr(runner, "train_command", command)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a shell's background job, in which tests may run, ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def made(name: str, does: str = "", **changes: object) -> Cell:
@@ -130,7 +139,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pretend")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_runs_which_save_and_go_on_later(tmp_path: Path, kind: signal.Signals) -> None:
+def test_a_signal_stops_the_runs_which_save_and_go_on_later(tmp_path: Path, kind: signal.Signals, ctrl_c: None) -> None:
     cells = [made("a", "wait"), made("b", "wait"), made("c")]
 
     def when_begun() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from autosparse import load_sparse
+
 from .conftest import Workshop
 
 STEPS = 12
@@ -36,6 +38,11 @@ def test_two_ranks_killed_and_resumed_equal_two_unbroken(workshop: Workshop, str
     workshop.assert_same(unbroken, cut)
     assert workshop.json(cut, "result.json")["sparsity"] == pytest.approx(0.6, abs=0.005)
     assert workshop.json(cut, "run.json")["world"] == 2
+    exported = workshop.command("export", cut, "--format", "safetensors", "--out", f"{cut}.safetensors")
+    assert exported.returncode == 0, exported.stderr
+    weights = load_sparse(workshop.path / f"{cut}.safetensors")
+    for name, tensor in workshop.weights(cut).items():
+        assert torch.equal(tensor, weights[name]), name
 
 
 def test_replicas_are_bit_identical(workshop: Workshop) -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from autosparse import __version__
-from autosparse.cli import compare, env, export, flops, methods, paper, recipes, report, train
+from autosparse.cli import bench, compare, env, export, flops, methods, paper, recipes, report, train
 from autosparse.cli import eval as eval_verb
 
 # What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a defect: traceback.
@@ -29,6 +29,7 @@ app.command("eval")(eval_verb.run)
 app.command("compare")(compare.run)
 app.command("paper")(paper.run)
 app.command("export")(export.run)
+app.add_typer(bench.app, name="bench")
 app.command("env")(env.run)
 app.command("flops")(flops.run)
 app.command("methods")(methods.run)

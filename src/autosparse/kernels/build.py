@@ -1,4 +1,4 @@
-"""`python -m autosparse.kernels.build`: compile the native library and put it beside the package."""
+"""`python -m autosparse.kernels.build`: compile the native libraries and put them beside the package."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 FILE_NAME = "libautosparse_kernels.so"
+# a library's sources: the one that chooses, and the beginning of the name of one for each instruction set
+LIBRARIES = {FILE_NAME: ("dispatch", "kernels"), "libautosparse_inference.so": ("infer_dispatch", "infer")}
 COMPILERS = ("c++", "g++", "clang++")
 # as in CMakeLists.txt, for machines without cmake
 COMMON_FLAGS = (
@@ -35,39 +37,42 @@ TARGET_FLAGS = {
 
 
 def build(folder: Path | None = None, sanitize: str = "") -> Path:
-    """Compile with cmake if it is there, else with the C++ compiler alone; the finished file is moved into place at once."""
-    target = (folder or Path(__file__).parent) / FILE_NAME
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Compile with cmake if it is there, else with the C++ compiler alone; finished files are moved into place at once."""
+    target = folder or Path(__file__).parent
+    target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        built = _with_cmake(work, sanitize) if shutil.which("cmake") else _with_compiler(work, sanitize)
-        # within one folder a rename is atomic: a running process keeps the old library, a starting one gets the new
-        beside = target.with_name(f".{FILE_NAME}.{os.getpid()}")
-        shutil.copyfile(built, beside)
-        beside.replace(target)
-    return target
+        if shutil.which("cmake"):
+            _with_cmake(work, sanitize)
+        else:
+            _with_compiler(work, sanitize)
+        for name in LIBRARIES:
+            # within one folder a rename is atomic: a running process keeps the old library, a starting one gets the new
+            beside = target / f".{name}.{os.getpid()}"
+            shutil.copyfile(work / name, beside)
+            beside.replace(target / name)
+    return target / FILE_NAME
 
 
-def _with_cmake(work: Path, sanitize: str) -> Path:
+def _with_cmake(work: Path, sanitize: str) -> None:
     _run(["cmake", "-S", str(SOURCES), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release", f"-DAUTOSPARSE_SANITIZE={sanitize}"])
     _run(["cmake", "--build", str(work), "--parallel", "2"])
-    return work / FILE_NAME
 
 
-def _with_compiler(work: Path, sanitize: str) -> Path:
+def _with_compiler(work: Path, sanitize: str) -> None:
     given = os.environ.get("CXX")
     compiler = given or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
         raise RuntimeError(f"no C++ compiler found; looked for cmake, $CXX, {', '.join(COMPILERS)}")
     extra = ["-g", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"] if sanitize else []
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    objects = []
-    for name in ("dispatch", "kernels_portable", *(f"kernels_{target}" for target in TARGET_FLAGS if on_x86)):
-        flags = TARGET_FLAGS.get(name.removeprefix("kernels_"), ())
-        objects.append(str(work / f"{name}.o"))
-        _run([compiler, *COMMON_FLAGS, *flags, *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", objects[-1]])
-    _run([compiler, "-shared", "-fopenmp", *extra, *objects, "-o", str(work / FILE_NAME)])
-    return work / FILE_NAME
+    for library, (chooser, prefix) in LIBRARIES.items():
+        objects = []
+        for name in (chooser, f"{prefix}_portable", *(f"{prefix}_{target}" for target in TARGET_FLAGS if on_x86)):
+            flags = TARGET_FLAGS.get(name.removeprefix(f"{prefix}_"), ())
+            objects.append(str(work / f"{name}.o"))
+            _run([compiler, *COMMON_FLAGS, *flags, *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", objects[-1]])
+        _run([compiler, "-shared", "-fopenmp", *extra, *objects, "-o", str(work / library)])
 
 
 def _run(command: list[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autosparse.data import Data
 from autosparse.methods import Method
 from autosparse.sparsifier import Sparsifier
-from autosparse.training import checkpoints, randomness, sharded
+from autosparse.training import checkpoints, randomness
 from autosparse.training.build import stage_epochs
 from autosparse.training.folder import Folder
 from autosparse.training.processes import Processes
@@ -93,6 +93,8 @@ class Session:
             "ranks": own,
         }
         if self.sharded:
+            from autosparse.training import sharded  # loads slowly, and few runs need it
+
             self.processes.share_buffers(self.model)
             sharded.save(self.folder.checkpoints, self.model, self.optimizer, rest, self.processes, best=best)
         elif self.processes.leads:
@@ -104,6 +106,8 @@ class Session:
         """Go on from the newest checkpoint; False where there is none yet."""
         rest: dict[str, Any] | None
         if self.sharded:
+            from autosparse.training import sharded
+
             rest = sharded.load(self.folder.checkpoints, self.model, self.optimizer, self.processes)
         else:
             rest = checkpoints.load(self.folder.checkpoints)

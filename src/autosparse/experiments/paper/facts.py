@@ -51,12 +51,11 @@ def rows_of(item: str) -> list[PaperRow]:
 
 
 def _row(table: str, place: int, row: dict[str, Any]) -> PaperRow:
-    steps = row.get("eps0_eps1_eps2")
     return PaperRow(
         table=table,
         place=place,
         label=row.get("method") or row["network"],
-        setting=row.get("comment") or f"eps = {', '.join(map(str, steps or []))}",
+        setting=_setting(row),
         base=row["base"] if "base" in row else row["bleu_dense"],
         accuracy=row["top1_sparse"] if "top1_sparse" in row else row["bleu_sparse"],
         drop=row.get("drop_pct"),
@@ -64,6 +63,14 @@ def _row(table: str, place: int, row: dict[str, Any]) -> PaperRow:
         train_fraction=row.get("train_flops_x"),
         test_fraction=row.get("test_flops_x"),
     )
+
+
+def _setting(row: dict[str, Any]) -> str:
+    if "eps0_eps1_eps2" in row:
+        return f"eps = {', '.join(map(str, row['eps0_eps1_eps2']))}"
+    if "weight_decay" in row:  # its comment, "our implementation", is the authors'
+        return f"s0={row['s_init']}, decay {row['weight_decay']}"
+    return str(row["comment"])
 
 
 @cache

@@ -1,0 +1,214 @@
+"""The native inference engine as Python sees it: its structs, and the table of functions for the instruction set in use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels.library import FOLDER_VARIABLE, HOW_TO_BUILD, INSTRUCTION_SETS, VARIABLE
+
+INTERFACE_VERSION = 1
+FILE_NAME = "libautosparse_inference.so"
+BITMASK_COLUMNS = 16
+
+# infer_interface.h: OpKind and Source
+LOAD, STORE, SPLIT, SPARSE, DENSE, DEPTHWISE, MAX_POOL, MEAN_POOL, ADD, COPY, MEAN = range(11)
+DIRECT, DEPTHWISE_TILE, ALIGNED_TILE = range(3)
+
+INFINITY = float("inf")
+
+
+def _integers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int64) for name in names]
+
+
+class Planes(Structure):
+    """infer_interface.h: Planes."""
+
+    _fields_ = [
+        ("first", c_void_p),
+        *_integers("channels", "plane_floats", "lead_floats", "images", "rows", "cols", "image_floats", "row_floats"),
+        *_integers("vectors"),
+        ("valid", c_void_p),
+    ]
+
+
+class Finish(Structure):
+    """infer_interface.h: Finish."""
+
+    _fields_ = [("bias", c_void_p), ("low", c_float), ("high", c_float)]
+
+
+class Op(Structure):
+    """infer_interface.h: Op."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        ("input", POINTER(Planes)),
+        ("other", POINTER(Planes)),
+        ("output", POINTER(Planes)),
+        ("outside", c_int64),
+        ("finish", Finish),
+        *_integers("first_channel", "rows", "source", "tile_vectors"),
+        ("row_start", c_void_p),
+        ("terms", c_void_p),
+        ("blocks", c_void_p),
+        ("offsets", c_void_p),
+        *_integers("columns"),
+        ("shifts", c_void_p),
+        *_integers("shift_count", "shift_floats"),
+        ("tap_weights", c_void_p),
+        ("tap_offsets", c_void_p),
+        *_integers("taps"),
+        ("tap_finish", Finish),
+        ("scale", c_float),
+        *_integers("step", "phase_planes"),
+        ("phases", c_void_p),
+    ]
+
+
+class Call(Structure):
+    """infer_interface.h: Call."""
+
+    _fields_ = [
+        *_integers("images", "images_per_group", "threads", "together", "arena_floats"),
+        ("scratch", c_void_p),
+        *_integers("scratch_floats"),
+        ("inputs", POINTER(c_void_p)),
+        ("outputs", POINTER(c_void_p)),
+        ("seconds", c_void_p),
+    ]
+
+
+class BitmaskLinear(Structure):
+    """infer_interface.h: BitmaskLinear."""
+
+    _fields_ = [
+        *_integers("rows", "words"),
+        ("row_start", c_void_p),
+        ("bits", c_void_p),
+        ("values", c_void_p),
+        ("finish", Finish),
+    ]
+
+
+class DenseLinear(Structure):
+    """infer_interface.h: DenseLinear."""
+
+    _fields_ = [*_integers("rows", "columns"), ("values", c_void_p), ("finish", Finish)]
+
+
+class TermLinear(Structure):
+    """infer_interface.h: TermLinear."""
+
+    _fields_ = [
+        *_integers("rows", "columns", "tile_vectors"),
+        ("row_start", c_void_p),
+        ("terms", c_void_p),
+        ("finish", Finish),
+    ]
+
+
+def _function(result: Any, *arguments: Any) -> Any:
+    return ctypes.CFUNCTYPE(result, *arguments)
+
+
+class InferenceTable(Structure):
+    """infer_interface.h: InferenceTable."""
+
+    _fields_ = [
+        *_integers("lanes", "max_vectors", "dense_rows"),
+        ("run", _function(None, POINTER(Op), c_int64, POINTER(Call))),
+        ("linear_one", _function(None, POINTER(BitmaskLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_dense", _function(None, POINTER(DenseLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_terms", _function(None, POINTER(TermLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_scratch", _function(c_int64, POINTER(TermLinear))),
+        ("linear_many", _function(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """The engine in use: an instruction set and its functions."""
+
+    instruction_set: str
+    table: Any
+    lanes: int
+    max_vectors: int
+    dense_rows: int
+
+
+def library_path() -> Path:
+    """Where the library is expected: beside this file, or in the folder that AUTOSPARSE_KERNELS_DIR names."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return (Path(folder) if folder else Path(__file__).parent) / FILE_NAME
+
+
+def engine() -> Engine | None:
+    """The engine for the instruction set that AUTOSPARSE_KERNELS asks for or the best there is; None if there is none."""
+    return _load(os.environ.get(VARIABLE, "").strip().lower(), str(library_path()))[0]
+
+
+def why_not() -> str | None:
+    """Why there is no engine, in one line; None if there is one."""
+    return _load(os.environ.get(VARIABLE, "").strip().lower(), str(library_path()))[1]
+
+
+@lru_cache(maxsize=8)
+def _load(wanted: str, path: str) -> tuple[Engine | None, str | None]:
+    if wanted == "off":
+        return None, f"switched off by {VARIABLE}=off"
+    if wanted and wanted not in INSTRUCTION_SETS:
+        return None, f"{VARIABLE}={wanted} is unknown; allowed: {', '.join(INSTRUCTION_SETS)}, off"
+    if not Path(path).is_file():
+        return None, f"the inference library is not there ({FILE_NAME}); {HOW_TO_BUILD}"
+    try:
+        library = ctypes.CDLL(path)
+        version = library.autosparse_inference_version()
+    except (OSError, AttributeError) as error:
+        return None, f"the inference library cannot be loaded on this machine ({' '.join(str(error).split())}); {HOW_TO_BUILD}"
+    if version != INTERFACE_VERSION:
+        return None, f"the inference library has interface version {version}, {INTERFACE_VERSION} is needed; {HOW_TO_BUILD}"
+    library.autosparse_inference_table.restype = POINTER(InferenceTable)
+    library.autosparse_inference_table.argtypes = [c_char_p]
+    for name in (wanted,) if wanted else INSTRUCTION_SETS:
+        found = library.autosparse_inference_table(name.encode())
+        if found:
+            table = found.contents
+            return Engine(name, table, int(table.lanes), int(table.max_vectors), int(table.dense_rows)), None
+    return None, f"this processor cannot run the {wanted} kernels; leave {VARIABLE} unset to choose by itself"
+
+
+def pack_terms(weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The non-zeros of a (rows, columns) weight: where rows start, and (offset, value) pairs as int32 and float32 bits."""
+    mask = weight != 0
+    row_start = torch.zeros(weight.shape[0] + 1, dtype=torch.int32)
+    row_start[1:] = mask.sum(1).cumsum(0)
+    columns = mask.nonzero()[:, 1]
+    terms = torch.empty(columns.numel(), 2, dtype=torch.int32)
+    terms[:, 0] = offsets.to(torch.int32)[columns]
+    terms[:, 1] = weight[mask].float().view(torch.int32)
+    return row_start, terms
+
+
+def pack_bitmask(weight: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A (rows, columns) weight as first values of rows, bits (one int16 for 16 columns) and values with a vector to spare."""
+    rows, columns = weight.shape
+    words = -(-columns // BITMASK_COLUMNS)
+    mask = torch.zeros(rows, words * BITMASK_COLUMNS, dtype=torch.bool)
+    mask[:, :columns] = weight != 0
+    counts = mask.sum(1)
+    row_start = (counts.cumsum(0) - counts).to(torch.int32)
+    places = 2 ** torch.arange(BITMASK_COLUMNS, dtype=torch.int32)
+    bits = (mask.view(rows, words, BITMASK_COLUMNS) * places).sum(-1).to(torch.int32)
+    values = torch.cat((weight[weight != 0].float(), torch.zeros(lanes)))
+    # torch's int16 holds the same sixteen bits as the engine's unsigned words
+    return row_start, torch.where(bits >= 2**15, bits - 2**16, bits).to(torch.int16).contiguous(), values

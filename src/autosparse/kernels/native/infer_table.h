@@ -1,0 +1,12 @@
+// The inference engine for one instruction set.
+#pragma once
+
+#include "infer_interface.h"
+#include "infer_linear.h"
+#include "infer_program.h"
+
+template <class Simd>
+constexpr InferenceTable make_inference_table() {
+    return {Simd::lanes,        kMostVectors,       Simd::dense_rows,     run_program<Simd>, linear_one<Simd>,
+            linear_dense<Simd>, linear_terms<Simd>, linear_scratch<Simd>, linear_many<Simd>};
+}
