@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +15,10 @@ from autosparse.kernels.fused_block_operators import join_conv_norm_op
 from autosparse.kernels.fused_operators import conv_norm_op, join_op
 
 RELAXED = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 SPARSE, DENSE = [True] * 3, [False] * 3
 EPSILON = 1e-5
@@ -61,8 +64,10 @@ class Block:
         return self.channels[1] if self.depthwise else 1
 
 
-def by_torch(block: Block, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def by_torch(block: Block, given: dict[str, Tensor], normed: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     def norm(x: Tensor, place: int) -> Tensor:
+        if normed is not None:
+            normed.append(x.detach())
         return F.batch_norm(x, None, None, given[f"gamma{place}"], given[f"beta{place}"], True, 0.1, EPSILON)
 
     y = F.relu(norm(F.conv2d(given["x"], given["w1"]), 0))
@@ -70,6 +75,15 @@ def by_torch(block: Block, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     y = norm(F.conv2d(y, given["w3"]), 2) + norm(F.conv2d(given["x"], given["shortcut"], None, block.stride), 3)
     z = F.relu(y)
     return z, norm(F.conv2d(z, given["w4"]), 4)
+
+
+def has_constant_channel(block: Block) -> bool:
+    """Whether a batch norm divides by the root of its epsilon alone, which magnifies rounding."""
+    normed: list[Tensor] = []
+    by_torch(block, {name: each.double() for name, each in block.tensors().items()}, normed)
+    spread = torch.cat([each.var(dim=(0, 2, 3), correction=0) for each in normed])
+    largest = torch.cat([each.abs().amax(dim=(0, 2, 3)) for each in normed])
+    return bool(((spread < 1e-4) & (largest > 0)).any())
 
 
 def fused(block: Block, given: dict[str, Tensor], sparse: list[bool]) -> tuple[Tensor, Tensor]:
@@ -123,6 +137,7 @@ BLOCKS = st.builds(
 @RELAXED
 @given(block=BLOCKS, sparse=st.tuples(*[st.booleans()] * 3))
 def test_a_block_equals_torch_in_double(instruction_set: str, threads: int, block: Block, sparse: tuple[bool, ...]) -> None:
+    assume(not has_constant_channel(block))
     torch.set_num_threads(threads)
     exact = gradients(block, torch.float64, None)
     single = gradients(block, torch.float32, None)

@@ -31,6 +31,15 @@ class Moment:
         return "  ".join(parts)
 
 
+    def short(self) -> str:
+        """The same for a terminal of 80 columns."""
+        parts = [f"{self.epoch}/{self.epochs} loss {self.loss:.3f}"]
+        parts += [f"acc {self.accuracy:.1%}"] if self.accuracy is not None else []
+        parts += [f"zeros {self.sparsity:.1%}"] if self.sparsity is not None else []
+        parts += [f"alpha {self.alpha:.2f}"] if self.alpha is not None else []
+        return " ".join(parts)
+
+
 class Progress:
     """Says nothing: for ranks other than the first, and --quiet."""
 
@@ -62,15 +71,13 @@ class Bar(Progress):
     """A live bar with loss, accuracy, alpha, sparsity and the time left."""
 
     def start(self, title: str, total: int, done: int) -> None:
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichBar
 
         columns: tuple[Any, ...] = (
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            BarColumn(bar_width=8),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[moment]}"),
         )
         self._bar = RichBar(*columns, refresh_per_second=4)
@@ -78,7 +85,7 @@ class Bar(Progress):
         self._task = self._bar.add_task(title, total=total, completed=done, moment="")
 
     def update(self, moment: Moment) -> None:
-        self._bar.update(self._task, completed=moment.step, moment=moment.text())
+        self._bar.update(self._task, completed=moment.step, moment=moment.short())
 
     def say(self, message: str) -> None:
         self._bar.console.print(message, markup=False, highlight=False)
