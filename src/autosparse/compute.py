@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autosparse import kernels
-from autosparse.kernels import fused_step
 from autosparse.kernels.geometry import Convolution
 from autosparse.kernels.planner import DENSE, Passes, Planner, Workload
 from autosparse.layer import Layer
@@ -30,12 +29,6 @@ class Route:
         self.passes = passes
         self.input_shape: torch.Size | None = None
 
-    def wanted(self, module: nn.Module) -> str | Tensor:
-        """Where the weight needs a gradient now: "all", "active" or a mask."""
-        parts: Any = module.parametrizations["weight"]  # type: ignore[index]
-        part: SparseParametrization = parts[0]
-        return part.receiving(parts.original) if part.wanted == "mask" else part.wanted
-
 
 class Compute:
     """The choice for a whole model: "dense", "sparse" wherever a kernel fits, or "auto": what measured faster."""
@@ -44,22 +37,16 @@ class Compute:
         self.mode = "dense"
         self.planner: Planner | None = None
         self._routed: dict[str, Route] = {}
-        self._fused: nn.Module | None = None
 
-    def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module | None = None) -> None:
-        """Put forward overrides on the modules that a kernel can serve, or take them off.
-
-        With a model its batch norms, ReLUs and residual sums are fused with its convolutions where they can be.
-        """
+    def choose(self, mode: str, layers: Sequence[Layer]) -> None:
+        """Put forward overrides on the modules that a kernel can serve, or take them off."""
         if mode not in MODES:
             raise ValueError(f"compute mode {mode!r}; allowed: {', '.join(MODES)}")
         if mode == "sparse" and not kernels.available():
             raise RuntimeError(f'the sparse kernels cannot run here: {kernels.why_not()}; use "auto" or "dense"')
         for layer in layers:
             _unroute(layer)
-        if self._fused is not None:
-            fused_step.remove(self._fused)
-        self.mode, self._routed, self.planner, self._fused = mode, {}, None, None
+        self.mode, self._routed, self.planner = mode, {}, None
         if mode == "dense" or not kernels.available():
             return
         self.planner = Planner() if mode == "auto" else None
@@ -68,9 +55,6 @@ class Compute:
                 self._routed[layer.name] = _route(layer, DENSE if mode == "auto" else SPARSE)
         if mode == "sparse" and not self._routed:
             raise RuntimeError("no sparsified layer is a float32 Linear or ungrouped Conv2d on the CPU: nothing can run sparse")
-        if model is not None and self._routed:
-            fused_step.install(model)
-            self._fused = model
 
     def plan(self, layers: Sequence[Layer], densities: Sequence[float], rare: bool = False) -> None:
         """Under "auto": decide for every layer and pass, from times measured at its shape and present density.
@@ -101,9 +85,7 @@ class Compute:
         passes = [passed for route in self._routed.values() for passed in route.passes]
         spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"
         where = f"of {len(self._routed)} layers skip the zeros ({kernels.instruction_set()} kernels)"
-        fused = 0 if self._fused is None else fused_step.count_fused(self._fused)
-        norms = f"; {fused} batch norms are fused with their convolutions" if fused else ""
-        return f"{sum(passes)} of {len(passes)} passes {where}{norms}{spent}"
+        return f"{sum(passes)} of {len(passes)} passes {where}{spent}"
 
 
 def fits(layer: Layer) -> bool:
@@ -137,7 +119,7 @@ def _linear_forward(self: nn.Linear, x: Tensor) -> Tensor:
     passes = _passes(self, x)
     if passes is None:
         return F.linear(x, self.weight, self.bias)
-    wanted, weight = _route_of(self).wanted(self), self.weight
+    wanted, weight = _wanted(self), self.weight
     return kernels.sparse_linear(x, weight, self.bias, wanted, passes)
 
 
@@ -146,22 +128,23 @@ def _conv_forward(self: nn.Conv2d, x: Tensor) -> Tensor:
     if passes is None:
         dense: Tensor = self._conv_forward(x, self.weight, self.bias)
         return dense
-    wanted, weight = _route_of(self).wanted(self), self.weight
+    wanted, weight = _wanted(self), self.weight
     return kernels.sparse_conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, wanted, passes)
 
 
 def _passes(module: nn.Module, x: Tensor) -> Passes | None:
     """The passes to run sparse, or None for an all-dense layer; remembers the input's shape for the planner."""
-    route = _route_of(module)
+    route: Route = module.sparse_route  # type: ignore[assignment]
     if not torch.compiler.is_compiling():
         route.input_shape = x.shape
     usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
     return route.passes if usable and any(route.passes) else None
 
 
-def _route_of(module: nn.Module) -> Route:
-    route: Route = module.sparse_route  # type: ignore[assignment]
-    return route
+def _wanted(module: nn.Module) -> str | Tensor:
+    parts: Any = module.parametrizations["weight"]  # type: ignore[index]
+    part: SparseParametrization = parts[0]
+    return part.receiving(parts.original) if part.wanted == "mask" else part.wanted
 
 
 def _workload(layer: Layer, shape: torch.Size) -> Workload:

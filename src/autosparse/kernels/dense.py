@@ -38,23 +38,16 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -
 
 
 def conv2d_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    found = conv2d_gradients(grad, x, weight, geometry, True, False)[0]
-    assert found is not None
-    return found
+    return _conv2d_backward(grad, x, weight, geometry, 0)
 
 
 def conv2d_weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    found = conv2d_gradients(grad, x, weight, geometry, False, True)[1]
-    assert found is not None
-    return found
+    return _conv2d_backward(grad, x, weight, geometry, 1)
 
 
-def conv2d_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, of_x: bool, of_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Those of input and weight that are asked for."""
-    found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups,
-        [of_x, of_weight, False],
-    )  # fmt: skip
-    return found[0], found[1]
+def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, which: int) -> Tensor:
+    wanted = [which == 0, which == 1, False]
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups, wanted
+    )
+    return found[which]
