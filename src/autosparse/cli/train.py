@@ -45,8 +45,7 @@ def run(
         recipe = str(out / "recipe.yaml")
     chosen = load_recipe(recipe or DEFAULT, changes)
     folder = out or Path("runs") / chosen.name
-    if resume and recipe is not None and (folder / "result.json").exists() and not quiet:
-        typer.echo(f"the run in {folder} is complete already")
+    complete = resume and (folder / "result.json").exists()
     try:
         result = train(chosen, folder, resume=resume, quiet=quiet, command=["autosparse", *sys.argv[1:]])
     except Stopped as stopped:
@@ -55,6 +54,8 @@ def run(
     except Diverged as failure:
         typer.echo(f"error: {failure}", err=True)
         raise typer.Exit(1) from None
+    if leads() and complete and not quiet:
+        typer.echo(f"the run in {folder} is complete already")
     if leads() and report:
         write_report(folder)
     if leads() and not quiet:

@@ -30,7 +30,6 @@ class Moment:
         parts += [f"alpha {self.alpha:.3f}"] if self.alpha is not None else []
         return "  ".join(parts)
 
-
     def short(self) -> str:
         """The same for a terminal of 80 columns."""
         parts = [f"{self.epoch}/{self.epochs} loss {self.loss:.3f}"]

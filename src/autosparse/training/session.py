@@ -162,9 +162,14 @@ class Session:
             raise self._diverged()
 
     def _diverged(self) -> Diverged:
+        kept = (
+            f"the last good checkpoint is kept in {self.folder.checkpoints}"
+            if self.folder.checkpoints.exists()
+            else "none was saved"
+        )
         return Diverged(
-            f"the loss or a weight is no longer a number (epoch {self.position.epoch + 1}, step {self.position.step}); the "
-            f"last good checkpoint is kept in {self.folder.checkpoints}. Try a lower optimizer.lr, a longer warm-up "
+            f"the loss or a weight is no longer a number (epoch {self.position.epoch + 1}, step {self.position.step}); "
+            f"{kept}. Try a lower optimizer.lr, a longer warm-up "
             "(schedule.warmup_epochs), train.clip=1.0, or train.precision=fp32"
         )
 
