@@ -91,7 +91,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HOME": str(tmp_path / "hf"),
         "HF_HUB_OFFLINE": "1",
-        "AUTOSPARSE_CACHE": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
 
 

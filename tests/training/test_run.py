@@ -124,6 +124,15 @@ def test_what_cannot_be_built_is_refused_before_training(fresh_workshop: Worksho
     assert message in str(refused.value)
 
 
+def test_a_run_that_failed_before_it_saved_may_be_started_again(fresh_workshop: Workshop) -> None:
+    with pytest.raises(ValueError, match="head"):
+        run("r", "sparsify={exclude: [head]}")
+    assert fresh_workshop.json("r", "run.json")["status"] == "failed"
+    assert run("r")["epochs"] == 2
+    with pytest.raises(ValueError, match="exists already"):
+        run("r")
+
+
 def test_clipping_leaves_thresholds_out(fresh_workshop: Workshop) -> None:
     from autosparse.training import loop
 

@@ -61,6 +61,12 @@ class Folder:
         return self.path.exists() and any(self.path.iterdir())
 
     @property
+    def stillborn(self) -> bool:
+        """Whether a run failed here before it saved anything: a mistake in the recipe does not cost the folder's name."""
+        failed = self.info.exists() and read_json(self.info).get("status") == "failed"
+        return failed and not any(self.path.rglob("checkpoints"))
+
+    @property
     def done(self) -> bool:
         return self.result.exists()
 

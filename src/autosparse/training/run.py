@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from autosparse.training.processes import Processes, joined, spread
 from autosparse.training.progress import Progress, choose_progress
 from autosparse.training.recipe import Recipe
 from autosparse.training.recipes import differences, dump_recipe, load_recipe
-from autosparse.training.session import Diverged, Session
+from autosparse.training.session import Session
 from autosparse.training.signals import Stopped, StopRequest
 from autosparse.training.validate import summed_loss, validate
 
@@ -53,9 +52,7 @@ class _Run:
         self.processes.once(lambda: claim(folder, recipe, resume))
         if folder.done:
             return read_json(folder.result)
-        data = open_data(
-            recipe.data, seed=recipe.seed, rank=self.processes.rank, world=self.processes.world, cache=cache_folder()
-        )
+        data = open_data(recipe.data, seed=recipe.seed, rank=self.processes.rank, world=self.processes.world)
         try:
             self._describe(folder, recipe, data)
             base = self.beside(recipe, folder, data) if recipe.train.dense_beside else None
@@ -64,14 +61,14 @@ class _Run:
         except Stopped as stopped:
             self._close(folder, "stopped", str(stopped))
             raise Stopped(f"{stopped}; go on with: autosparse train --resume --out {path}", stopped.code) from None
-        except (Diverged, OSError) as error:
+        except (ValueError, TypeError, RuntimeError, OSError) as error:
             self._close(folder, "failed", str(error))
             raise
 
     def beside(self, recipe: Recipe, folder: Folder, data: Data) -> float:
         """The final accuracy of a dense run of the same length."""
         inner = Folder(folder.path / "dense")
-        if not inner.done:
+        if not self.processes.once(lambda: inner.done):
             self._describe(inner, dense_of(recipe), data)
             self.single(dense_of(recipe), inner, data, None)
         return float(read_json(inner.result)["accuracy"])
@@ -81,11 +78,12 @@ class _Run:
         tune = recipe.method.get("autotune")
         if not tune or (isinstance(tune, dict) and tune.get("reference")):
             return None
-        if not folder.reference.exists():
+        # what is there is asked once for all ranks: a slow one would see what the first has just written
+        if not self.processes.once(folder.reference.exists):
             method = build.make_method(recipe)
             epochs = method.autotune.epochs  # type: ignore[union-attr]
             inner = Folder(folder.path / ("dense" if recipe.train.dense_beside else "reference"))
-            if not inner.done:
+            if not self.processes.once(lambda: inner.done):
                 self._describe(inner, dense_of(recipe), data)
                 self.single(dense_of(recipe), inner, data, None, epochs=epochs)
             losses = [line["loss"] for line in inner.read_metrics()[:epochs]]
@@ -183,15 +181,9 @@ class _Run:
             folder.update_info(status=status, message=message)
 
 
-def cache_folder() -> Path:
-    """Where trained tokenizers are kept between runs."""
-    named = os.environ.get("AUTOSPARSE_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autosparse"
-
-
 def claim(folder: Folder, recipe: Recipe, resume: bool) -> None:
     """Refuse a folder that holds another run, or a resume that would change one."""
-    if not folder.exists:
+    if not folder.exists or (folder.stillborn and not resume):
         if resume:
             raise ValueError(f"there is nothing to resume in {folder.path}: start the run without --resume")
         folder.path.mkdir(parents=True, exist_ok=True)
