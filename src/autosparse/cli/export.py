@@ -178,14 +178,7 @@ def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:
 
 def real_inputs(finished: Finished) -> tuple[Tensor, ...]:
     """The first test samples of the run's data."""
-    from autosparse.data import TranslationData, open_data
+    from autosparse.training.evaluate import held_out_data
 
-    recipe = finished.recipe
-    if isinstance(recipe.data, TranslationData):
-        from autosparse.data.translation import open_held_out
-
-        data = open_held_out(recipe.data, finished.folder.path / TOKENIZER)
-    else:
-        data = open_data(recipe.data, seed=recipe.seed)
-    inputs, _ = next(iter(data.test.epoch(0)))
+    inputs, _ = next(iter(held_out_data(finished.folder, finished.recipe).test.epoch(0)))
     return tuple(each[:SAMPLES] for each in inputs)

@@ -102,11 +102,9 @@ def run_cells(
                     settle(cell, _outcome(process.returncode, cell, folder))
                 time.sleep(POLL)
         except KeyboardInterrupt:
-            _stop(list(running))
             raise Interrupted from None
-        except BaseException:
+        finally:
             _stop(list(running))
-            raise
     return outcomes
 
 

@@ -168,7 +168,7 @@ def _finished(run: Folder, recipe: Recipe) -> tuple[nn.Module, Data]:
             f"the run in {run.path} is not finished, so it has no {run.model.name}: go on with "
             f"`autosparse train --resume --out {run.path}`{also}"
         )
-    data = _data(run, recipe)
+    data = held_out_data(run, recipe)
     model = build.build_model(recipe.model, data)
     try:
         safetensors.torch.load_model(model, str(run.model))
@@ -202,10 +202,10 @@ def _from_checkpoint(run: Folder, recipe: Recipe, name: str) -> tuple[nn.Module,
         model.load_state_dict(state["model"])
         sparsifier.load_state_dict(state["sparsifier"])
         model = sparsifier.finalize()
-    return model, _data(run, recipe)
+    return model, held_out_data(run, recipe)
 
 
-def _data(run: Folder, recipe: Recipe) -> Data:
+def held_out_data(run: Folder, recipe: Recipe) -> Data:
     """The data to score on; translations are cut into pieces as in training, whatever text lies there now."""
     config: ImageData | TranslationData = recipe.data
     if isinstance(config, TranslationData):
