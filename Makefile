@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
+NATIVE := src/autosparse/kernels/native
 WORKERS ?= 2
-FILES := src tests examples benchmarks docs
+FILES := src tests examples benchmarks docs build_backend
 # Several single-threaded test processes use the cores better than one process with many threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
@@ -54,7 +55,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@
 
-# Without a compiler everything still works: layers then compute densely with torch.
-$(KERNELS): $(STAMP) $(wildcard src/autosparse/kernels/native/*)
-	$(BIN)/python -m autosparse.kernels.build || echo "going on without native kernels"
+# Installing compiles the native kernels, or goes on without them where there is no compiler: layers then compute densely with torch.
+# Here they are compiled again once their sources are newer than that.
+$(KERNELS): $(wildcard $(NATIVE)/*) | $(STAMP)
+	@if [ -n "$$(find $(NATIVE) -type f -newer $(STAMP))" ]; then \
+		$(BIN)/python -m autosparse.kernels.build || echo "going on without these kernels"; \
+	fi
 	@touch $@

@@ -1,7 +1,8 @@
 """Is the speed-up real? A training step with sparse kernels against plain dense torch, in one process, interleaved.
 
 python benchmarks/training.py [--model resnet50] [--batch 16] [--threads 2] [--repeats 9] [--sparsity 0.8 0.9 0.95]
-[--alpha 0] [--default-malloc] [--json FILE]. Dense is the same model without autosparse, channels_last, torch.optim.SGD.
+[--alpha 0] [--layer-by-layer] [--default-malloc] [--json FILE].
+Dense is the same model without autosparse, channels_last, torch.optim.SGD.
 Ours is a whole AutoSparse step: threshold gradients, optimizer, compression of the changed weights; every layer starts at the
 sparsity.
 """
@@ -23,6 +24,7 @@ from torch import nn
 
 import autosparse
 from autosparse import AutoSparse
+from autosparse.kernels import fused_step
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -46,6 +48,8 @@ def make(arguments: argparse.Namespace, sparsity: float | None) -> tuple[Callabl
         method = AutoSparse(alpha=arguments.alpha, schedule="constant", start_sparsity=sparsity)
         run = autosparse.sparsify(model, method, epochs=100, steps_per_epoch=5005, example_input=images[:1])
         run.compute(arguments.compute)
+        if arguments.layer_by_layer:
+            fused_step.remove(model)
         groups = run.param_groups()
     optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.875, weight_decay=2**-15)
     if run:
@@ -68,6 +72,7 @@ def main() -> None:
     parser.add_argument("--sparsity", type=float, nargs="+", default=[0.8, 0.9, 0.95])
     parser.add_argument("--alpha", type=float, default=0.0)
     parser.add_argument("--compute", default="auto")
+    parser.add_argument("--layer-by-layer", action="store_true", help="without fusing batch norms with convolutions")
     parser.add_argument("--default-malloc", action="store_true")
     parser.add_argument("--cpu-time", action="store_true", help="process time instead of wall time, for a busy machine")
     parser.add_argument("--json", type=Path)

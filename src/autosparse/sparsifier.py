@@ -146,7 +146,7 @@ class Sparsifier:
     def compute(self, mode: str) -> None:
         """How sparsified layers run: "dense" (the default), "sparse", or "auto": each pass as it measured faster."""
         self._require_attached()
-        self._compute.choose(mode, self.layers)
+        self._compute.choose(mode, self.layers, self.model)
 
     def thresholds(self) -> list[nn.Parameter]:
         """The method's own learned tensors (thresholds, scores), as they are now."""

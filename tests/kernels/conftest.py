@@ -30,7 +30,7 @@ def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads, kernels and compressed weights are global: leave them as they were."""
     threads = torch.get_num_threads()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
-        monkeypatch.setattr(passes, "_scratch", scratch_of_exact_size)
+        monkeypatch.setattr(passes, "scratch", scratch_of_exact_size)
     yield
     torch.set_num_threads(threads)
     library.load.cache_clear()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from autosparse.cli import bench_infer
+from autosparse.cli import bench_infer, bench_train
 
 app = typer.Typer(help="Measure speed, side by side with what else there is.", no_args_is_help=True, rich_markup_mode=None)
 app.command("infer")(bench_infer.run)
+app.command("train")(bench_train.run)

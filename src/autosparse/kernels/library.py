@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 3
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -48,12 +48,44 @@ class TransposedLayout(Structure):
     _fields_ = [(name, c_int64) for name in ("compressed_rows", "rows_per_block", "block_channels", "channel_stride")]
 
 
+class Source(Structure):
+    """interface.h: Source."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        *((name, c_void_p) for name in ("tensor", "scale", "offset", "other", "other_scale", "other_offset")),
+    ]
+
+
+class Sink(Structure):
+    """interface.h: Sink."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        *((name, c_void_p) for name in (
+            "target", "shift", "raw", "scale", "offset", "added", "result", "other", "other_shift", "slice_sums", "sums",
+        )),
+    ]  # fmt: skip
+
+
+class Depthwise(Structure):
+    """interface.h: Depthwise."""
+
+    _fields_ = [
+        (name, c_int64) for name in ("images", "in_rows", "in_cols", "out_rows", "out_cols", "channels", "stride")
+    ]  # fmt: skip
+
+
+SUMS = 3  # interface.h: kSums
+
+
 def _function(result: Any, *arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)
 
 
 _PASS, _LAYOUT, _TARGET = POINTER(Pass), POINTER(WeightLayout), POINTER(TransposedLayout)
-_INT, _ARRAY = c_int64, c_void_p
+_SOURCE, _SINK, _DEPTHWISE = POINTER(Source), POINTER(Sink), POINTER(Depthwise)
+_INT, _DOUBLE, _ARRAY = c_int64, c_double, c_void_p
 
 
 class KernelTable(Structure):
@@ -66,6 +98,22 @@ class KernelTable(Structure):
         ("weight_gradient_scratch", _function(_INT, _PASS, _INT)),
         ("gather", _function(None, _PASS, *[_ARRAY] * 4, _INT, _INT, _ARRAY, _ARRAY)),
         ("weight_gradient", _function(None, _PASS, *[_ARRAY] * 4, _INT, _INT, _INT, _ARRAY, _ARRAY)),
+        ("fused_gather", _function(None, _PASS, _SOURCE, *[_ARRAY] * 3, _INT, _INT, _INT, _ARRAY, _SINK)),
+        ("fused_weight_gradient", _function(None, _PASS, _SOURCE, _SOURCE, _ARRAY, _ARRAY, _INT, _INT, _INT, _ARRAY, _ARRAY)),
+        ("joint_gradient_scratch", _function(_INT, _PASS, _PASS)),
+        (
+            "joint_gradient",
+            _function(None, _PASS, _PASS, _SOURCE, _SOURCE, *[_ARRAY] * 4, _INT, _INT, _ARRAY, _SINK, _ARRAY),
+        ),
+        ("depthwise_scratch", _function(_INT, _DEPTHWISE, _INT)),
+        ("depthwise_forward", _function(None, _DEPTHWISE, _SOURCE, _ARRAY, _INT, _INT, _ARRAY, _SINK)),
+        (
+            "depthwise_gradients",
+            _function(None, _DEPTHWISE, _SOURCE, _SOURCE, _ARRAY, _INT, _INT, _ARRAY, _SINK, _ARRAY, _ARRAY),
+        ),
+        ("sweep", _function(None, _INT, _INT, _SOURCE, _INT, _INT, _SINK)),
+        ("fold_statistics", _function(_INT, _INT, _INT, _ARRAY, _ARRAY, _DOUBLE, *[_ARRAY] * 4)),
+        ("fold_gradients", _function(None, _INT, _INT, *[_ARRAY] * 6)),
         ("scatter", _function(None, _LAYOUT, *[_ARRAY] * 3, _INT, _INT, _ARRAY)),
         ("count_weight", _function(_INT, _LAYOUT, _ARRAY, _INT, _ARRAY)),
         ("count_mask", _function(_INT, _LAYOUT, _ARRAY, _INT, _ARRAY)),

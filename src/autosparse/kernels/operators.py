@@ -23,30 +23,30 @@ from autosparse.kernels.plans import Plan, plan_for
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
-def _weight_format(weight: Tensor) -> torch.memory_format:
+def weight_format(weight: Tensor) -> torch.memory_format:
     """The memory order in which a weight is read and its gradient is returned."""
     last = weight.dim() == 4 and not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _ordered(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=_weight_format(like))
+def ordered(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=weight_format(like))
 
 
-def _empty_gradient(weight: Tensor) -> Tensor:
-    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=_weight_format(weight))
+def empty_gradient(weight: Tensor) -> Tensor:
+    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=weight_format(weight))
 
 
-def _restrict(gradient: Tensor, weight: Tensor, wanted: str, mask: Tensor | None) -> Tensor:
+def restrict(gradient: Tensor, weight: Tensor, wanted: str, mask: Tensor | None) -> Tensor:
     """A gradient made densely, with zeros where none is wanted."""
-    gradient = _ordered(gradient, weight)
+    gradient = ordered(gradient, weight)
     if wanted == "all":
         return gradient
     return gradient.mul_((weight != 0) if mask is None else mask)
 
 
-def _pattern(weight: Tensor, wanted: str, mask: Tensor | None) -> Tensor:
-    return _ordered(weight, weight) if mask is None or wanted != "mask" else _ordered(mask, weight)
+def pattern_of(weight: Tensor, wanted: str, mask: Tensor | None) -> Tensor:
+    return ordered(weight, weight) if mask is None or wanted != "mask" else ordered(mask, weight)
 
 
 # ---- linear ----------------------------------------------------------------------------------------------------------
@@ -94,16 +94,16 @@ def linear_weight_gradient_op(
     grad: Tensor, x: Tensor, weight: Tensor, wanted: str, mask: Tensor | None, sparse: bool
 ) -> Tensor:
     if not (available() and sparse) or wanted == "all" or checks.is_empty(x, weight):
-        return _restrict(dense.linear_weight_gradient(grad, x), weight, wanted, mask)
-    result = _empty_gradient(weight)
-    pattern = WEIGHTS.find(_linear_plan(x, weight), _pattern(weight, wanted, mask))
+        return restrict(dense.linear_weight_gradient(grad, x), weight, wanted, mask)
+    result = empty_gradient(weight)
+    pattern = WEIGHTS.find(_linear_plan(x, weight), pattern_of(weight, wanted, mask))
     passes.weight_gradient(pattern, x.contiguous(), grad.contiguous(), result)
     return result
 
 
 @linear_weight_gradient_op.register_fake
 def _(grad: Tensor, x: Tensor, weight: Tensor, wanted: str, mask: Tensor | None, sparse: bool) -> Tensor:
-    return _empty_gradient(weight)
+    return empty_gradient(weight)
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -129,7 +129,7 @@ sparse_linear_op.register_autograd(_linear_backward, setup_context=_linear_setup
 # ---- convolution -----------------------------------------------------------------------------------------------------
 
 
-def _conv_plan(x_shape: Sequence[int], weight: Tensor, geometry: Geometry) -> Plan:
+def conv_plan(x_shape: Sequence[int], weight: Tensor, geometry: Geometry) -> Plan:
     conv = Convolution(
         x_shape[0],
         x_shape[1],
@@ -140,18 +140,18 @@ def _conv_plan(x_shape: Sequence[int], weight: Tensor, geometry: Geometry) -> Pl
         geometry.padding,
         geometry.dilation,
     )
-    return plan_for(conv.simplified(), _weight_format(weight) is torch.channels_last)
+    return plan_for(conv.simplified(), weight_format(weight) is torch.channels_last)
 
 
-def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Geometry:
+def make_geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Geometry:
     return Geometry((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
 
 
-def _pixels_last(tensor: Tensor) -> Tensor:
+def pixels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _empty_like_pixels(x: Tensor, shape: Sequence[int]) -> Tensor:
+def empty_pixels(x: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty(tuple(shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
@@ -168,12 +168,12 @@ def sparse_conv2d_op(
     mask: Tensor | None,
     sparse: Sequence[bool],
 ) -> Tensor:
-    geometry = _geometry(stride, padding, dilation, groups)
-    result = _empty_like_pixels(x, checks.conv2d(x, weight, bias, geometry, wanted, mask, sparse))
+    geometry = make_geometry(stride, padding, dilation, groups)
+    result = empty_pixels(x, checks.conv2d(x, weight, bias, geometry, wanted, mask, sparse))
     if not (available() and sparse[FORWARD]) or groups != 1 or checks.is_empty(x, weight):
         return result.copy_(dense.conv2d(x, weight, bias, geometry))
-    compressed = WEIGHTS.find(_conv_plan(x.shape, weight, geometry), _ordered(weight, weight))
-    passes.forward(compressed, _pixels_last(x), None if bias is None else bias.contiguous(), result)
+    compressed = WEIGHTS.find(conv_plan(x.shape, weight, geometry), ordered(weight, weight))
+    passes.forward(compressed, pixels_last(x), None if bias is None else bias.contiguous(), result)
     return result
 
 
@@ -190,8 +190,8 @@ def _(
     mask: Tensor | None,
     sparse: Sequence[bool],
 ) -> Tensor:
-    geometry = _geometry(stride, padding, dilation, groups)
-    return _empty_like_pixels(x, checks.conv2d(x, weight, bias, geometry, wanted, mask, sparse))
+    geometry = make_geometry(stride, padding, dilation, groups)
+    return empty_pixels(x, checks.conv2d(x, weight, bias, geometry, wanted, mask, sparse))
 
 
 @torch.library.custom_op("autosparse::sparse_conv2d_input_gradient", mutates_args=(), device_types="cpu")
@@ -205,12 +205,12 @@ def conv2d_input_gradient_op(
     groups: int,
     sparse: bool,
 ) -> Tensor:
-    geometry = _geometry(stride, padding, dilation, groups)
-    result = _empty_like_pixels(x, x.shape)
+    geometry = make_geometry(stride, padding, dilation, groups)
+    result = empty_pixels(x, x.shape)
     if not (available() and sparse) or groups != 1 or checks.is_empty(x, weight):
         return result.copy_(dense.conv2d_input_gradient(grad, x, weight, geometry))
-    compressed = WEIGHTS.find(_conv_plan(x.shape, weight, geometry), _ordered(weight, weight))
-    passes.input_gradient(compressed, _pixels_last(grad), result)
+    compressed = WEIGHTS.find(conv_plan(x.shape, weight, geometry), ordered(weight, weight))
+    passes.input_gradient(compressed, pixels_last(grad), result)
     return result
 
 
@@ -225,7 +225,7 @@ def _(
     groups: int,
     sparse: bool,
 ) -> Tensor:
-    return _empty_like_pixels(x, x.shape)
+    return empty_pixels(x, x.shape)
 
 
 @torch.library.custom_op("autosparse::sparse_conv2d_weight_gradient", mutates_args=(), device_types="cpu")
@@ -241,12 +241,12 @@ def conv2d_weight_gradient_op(
     mask: Tensor | None,
     sparse: bool,
 ) -> Tensor:
-    geometry = _geometry(stride, padding, dilation, groups)
+    geometry = make_geometry(stride, padding, dilation, groups)
     if not (available() and sparse) or wanted == "all" or groups != 1 or checks.is_empty(x, weight):
-        return _restrict(dense.conv2d_weight_gradient(grad, x, weight, geometry), weight, wanted, mask)
-    result = _empty_gradient(weight)
-    pattern = WEIGHTS.find(_conv_plan(x.shape, weight, geometry), _pattern(weight, wanted, mask))
-    passes.weight_gradient(pattern, _pixels_last(x), _pixels_last(grad), result)
+        return restrict(dense.conv2d_weight_gradient(grad, x, weight, geometry), weight, wanted, mask)
+    result = empty_gradient(weight)
+    pattern = WEIGHTS.find(conv_plan(x.shape, weight, geometry), pattern_of(weight, wanted, mask))
+    passes.weight_gradient(pattern, pixels_last(x), pixels_last(grad), result)
     return result
 
 
@@ -263,7 +263,7 @@ def _(
     mask: Tensor | None,
     sparse: bool,
 ) -> Tensor:
-    return _empty_gradient(weight)
+    return empty_gradient(weight)
 
 
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -16,7 +16,7 @@ from autosparse.kernels.plans import row_parts
 _local = threading.local()
 
 
-def _scratch(floats: int) -> int:
+def scratch(floats: int) -> int:
     """The address of aligned scratch memory that belongs to the calling thread."""
     held: Tensor | None = getattr(_local, "buffer", None)
     if held is None or held.numel() < floats:
@@ -38,7 +38,7 @@ def forward(compressed: Compressed, source: Tensor, bias: Tensor | None, target:
         compressed.entries.data_ptr(),
         threads,
         parts,
-        _scratch(threads * using.table.gather_scratch(native, parts)),
+        scratch(threads * using.table.gather_scratch(native, parts)),
         target.data_ptr(),
     )
 
@@ -63,7 +63,7 @@ def input_gradient(compressed: Compressed, grad: Tensor, target: Tensor) -> None
             entries.data_ptr(),
             threads,
             parts,
-            _scratch(threads * using.table.gather_scratch(native, parts)),
+            scratch(threads * using.table.gather_scratch(native, parts)),
             target.data_ptr(),
         )
 
@@ -87,7 +87,7 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         threads,
         slices,
         parts,
-        _scratch(threads * using.table.weight_gradient_scratch(native, parts)),
+        scratch(threads * using.table.weight_gradient_scratch(native, parts)),
         sums.data_ptr(),
     )
     using.table.scatter(

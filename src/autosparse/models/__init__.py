@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from autosparse.models.checks import near_misses
+from autosparse.models.chunked_loss import chunked_cross_entropy
 from autosparse.models.cifar_resnet import resnet20, resnet32
 from autosparse.models.mobilenet import mobilenet_v1
 from autosparse.models.resnet import resnet50
@@ -15,6 +16,7 @@ from autosparse.models.transformer import transformer
 
 __all__ = [
     "build",
+    "chunked_cross_entropy",
     "list_models",
     "mobilenet_v1",
     "resnet20",

@@ -117,7 +117,12 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (batch, target length, vocabulary); the target starts with the start token (teacher forcing)."""
-        return self.decode(target, self.encode(source), source == self.padding_id)
+        result: Tensor = self.output(self.states(source, target))
+        return result
+
+    def states(self, source: Tensor, target: Tensor) -> Tensor:
+        """What `output` turns into the logits, for a loss that never holds all of them (chunked_cross_entropy)."""
+        return self._decoder_states(target, self.encode(source), source == self.padding_id)
 
     def encode(self, source: Tensor) -> Tensor:
         """The encoder's states (batch, source length, size)."""

@@ -3,6 +3,8 @@
 
 #include <omp.h>
 
+#include <cstring>
+
 #include "arithmetic.h"
 #include "interface.h"
 #include "tile.h"
@@ -38,54 +40,103 @@ int64_t gather_scratch(const Pass* pass, int64_t row_parts) {
     return GatherScratch<Simd>(*pass, row_parts).total();
 }
 
-// One tile, output channels [begin, end).
-template <class Simd>
-void gather_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const float* input,
-                 const float* bias, const int32_t* row_start, const Entry* entries, float* tile, float* waiting,
-                 float* ready, float* output) {
-    const int64_t stride = channel_stride(pass, Simd::lanes);
+// The sums of a packed tile's block of input channels, output channels [begin, end): kept for the next block, or after the
+// last one given to the sink.
+template <class Simd, class To>
+void gather_block(const Pass& pass, const TilePlace<Simd>& place, const Lanes<Simd>& lanes, int64_t block, int64_t begin,
+                  int64_t end, const float* bias, const int32_t* row_start, const Entry* entries, const float* tile,
+                  float* waiting, float* ready, const To& to, double* sums) {
     const int64_t row_pitch = pass.in_row_step * pass.slots_per_row * Simd::lanes;
     const int64_t pixels = place.rows * place.cols * Simd::lanes;
-    const Lanes<Simd> from = input_lanes(pass, place);
-    const Lanes<Simd> to = output_lanes(pass, place);
-    const Window window = input_window(pass, place.rows, place.cols);
     const auto multiply = TileKernels<Simd>::multiply(place.rows, place.cols);
-    for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
-        const int64_t block = channel / pass.block_channels;
-        const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
-        pack(from, window, input, channel, next, stride, tile);
-        const int32_t* starts = row_start + block * pass.out_channels;
-        const float* earlier = block > 0 ? waiting : nullptr;
-        if (next < pass.in_channels) {
-            multiply(end - begin, starts + begin, entries, tile, row_pitch, earlier, bias ? bias + begin : nullptr, waiting);
-            continue;
-        }
-        for (int64_t row = begin; row < end; row += Simd::lanes) {
-            const int64_t count = smaller(Simd::lanes, end - row);
-            multiply(count, starts + row, entries, tile, row_pitch, earlier ? earlier + (row - begin) * pixels : nullptr,
-                     bias ? bias + row : nullptr, ready);
-            unpack(to, place.rows, place.cols, ready, row, static_cast<int>(count), output);
-        }
+    const int32_t* starts = row_start + block * pass.out_channels;
+    const float* earlier = block > 0 ? waiting : nullptr;
+    if ((block + 1) * pass.block_channels < pass.in_channels) {
+        multiply(end - begin, starts + begin, entries, tile, row_pitch, earlier, bias ? bias + begin : nullptr, waiting);
+        return;
+    }
+    for (int64_t row = begin; row < end; row += Simd::lanes) {
+        const int64_t count = smaller(Simd::lanes, end - row);
+        multiply(count, starts + row, entries, tile, row_pitch, earlier ? earlier + (row - begin) * pixels : nullptr,
+                 bias ? bias + row : nullptr, ready);
+        unpack(lanes, place.rows, place.cols, ready, row, static_cast<int>(count), to, sums);
     }
 }
 
-template <class Simd>
-void gather(const Pass* given, const float* input, const float* bias, const int32_t* row_start, const Entry* entries,
-            int64_t threads, int64_t row_parts, float* scratch, float* output) {
-    const Pass pass = *given;
+// One tile, output channels [begin, end).
+template <class Simd, class From, class To>
+void gather_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const From& from,
+                 const float* bias, const int32_t* row_start, const Entry* entries, float* tile, float* waiting,
+                 float* ready, const To& to, double* sums) {
+    const Lanes<Simd> read = input_lanes(pass, place), written = output_lanes(pass, place);
+    const Window window = input_window(pass, place.rows, place.cols);
+    for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
+        const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
+        pack(read, window, from, channel, next, channel_stride(pass, Simd::lanes), tile);
+        gather_block(pass, place, written, channel / pass.block_channels, begin, end, bias, row_start, entries, tile,
+                     waiting, ready, to, sums);
+    }
+}
+
+// All tiles, in slices whose sums are kept apart; slice_sums may be null for a sink that makes none.
+template <class Simd, class From, class To>
+void gather_tiles(const Pass& pass, const From& from, const float* bias, const int32_t* row_start, const Entry* entries,
+                  int64_t threads, int64_t slices, int64_t row_parts, float* scratch, const To& to, double* slice_sums) {
     const GatherScratch<Simd> sizes(pass, row_parts);
-    const int64_t items = count_tiles(pass, Simd::lanes) * row_parts;
+    const int64_t tiles = count_tiles(pass, Simd::lanes);
+    const int64_t sums_per_slice = kSums * round_up(pass.out_channels, Simd::lanes);
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
         float* tile = scratch + omp_get_thread_num() * sizes.total();
         float* waiting = tile + sizes.tile;
         float* ready = waiting + sizes.waiting;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < items; ++item) {
-            const int64_t part = item % row_parts;
-            gather_tile<Simd>(pass, place_tile<Simd>(pass, item / row_parts), part_begin(pass, row_parts, part, Simd::lanes),
-                              part_begin(pass, row_parts, part + 1, Simd::lanes), input, bias, row_start, entries, tile,
-                              waiting, ready, output);
+        for (int64_t item = 0; item < slices * row_parts; ++item) {
+            const int64_t slice = item / row_parts, part = item % row_parts;
+            const int64_t begin = part_begin(pass, row_parts, part, Simd::lanes);
+            const int64_t end = part_begin(pass, row_parts, part + 1, Simd::lanes);
+            double* sums = slice_sums == nullptr ? nullptr : slice_sums + slice * sums_per_slice;
+            for (int64_t each = share_begin(tiles, slices, slice); each < share_begin(tiles, slices, slice + 1); ++each) {
+                gather_tile<Simd>(pass, place_tile<Simd>(pass, each), begin, end, from, bias, row_start, entries, tile,
+                                  waiting, ready, to, sums);
+            }
         }
     }
+}
+
+template <class Simd>
+void gather(const Pass* pass, const float* input, const float* bias, const int32_t* row_start, const Entry* entries,
+            int64_t threads, int64_t row_parts, float* scratch, float* output) {
+    gather_tiles<Simd>(*pass, PlainSource<Simd>{input}, bias, row_start, entries, threads, count_tiles(*pass, Simd::lanes),
+                       row_parts, scratch, StoreSink<Simd>{output}, nullptr);
+}
+
+// Zeroes the slices' sums before `call` and adds them up after it.
+template <class Simd, class Call>
+void with_sums(const Sink& to, int64_t slices, int64_t channels, const Call& call) {
+    if (to.kind == kStoreSink) {
+        call(nullptr);
+        return;
+    }
+    std::memset(to.slice_sums, 0, slices * kSums * round_up(channels, Simd::lanes) * sizeof(double));
+    call(to.slice_sums);
+    add_slices<Simd>(to.slice_sums, slices, channels, to.sums);
+}
+
+template <class Simd>
+void fused_gather(const Pass* given, const Source* source, const float* bias, const int32_t* row_start,
+                  const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch, const Sink* sink) {
+    const Pass pass = *given;
+    with_sums<Simd>(*sink, slices, pass.out_channels, [&](double* sums) {
+        const auto run = [&](const auto& from, const auto& to) {
+            gather_tiles<Simd>(pass, from, bias, row_start, entries, threads, slices, row_parts, scratch, to, sums);
+        };
+        if (source->kind == kGradientSource) {
+            const auto from = gradient_source<Simd>(*source);
+            with_gradient_sink<Simd>(*sink, pass.out_channels, [&](const auto& to) { run(from, to); });
+        } else {
+            const auto to = statistics_sink<Simd>(*sink, pass.out_channels);
+            with_input<Simd>(*source, [&](const auto& from) { run(from, to); });
+        }
+    });
 }

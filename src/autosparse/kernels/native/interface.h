@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 1;
+constexpr int32_t kInterfaceVersion = 3;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -36,6 +36,50 @@ struct Pass {
     int64_t block_channels;                    // input channels packed at a time
     const uint8_t* used_rows;                  // [window_rows]: 1 where some weight may read that row
     const uint8_t* used_cols;                  // [window_cols]
+};
+
+// What a pass reads at a pixel, made while it is read: see pixels.h. scale, offset, other_scale and other_offset are one
+// number for every channel.
+enum SourceKind : int64_t {
+    kPlainSource = 0,            // tensor
+    kNormalisedSource = 1,       // scale * tensor + offset
+    kActivatedSource = 2,        // relu(scale * tensor + offset)
+    kGradientSource = 3,         // scale * tensor + other_scale * other + offset
+    kJoinedSource = 4,           // scale * tensor + offset + other_scale * other + other_offset
+    kJoinedActivatedSource = 5,  // and its ReLU; without other_scale the other is added as it is
+};
+
+struct Source {
+    int64_t kind;
+    const float *tensor, *scale, *offset;
+    const float *other, *other_scale, *other_offset;
+};
+
+// What is done with the result at a pixel: see pixels.h.
+enum SinkKind : int64_t {
+    kStoreSink = 0,            // target = value
+    kStatisticsSink = 1,       // and sums of value - shift, of its square; the target may be null
+    kNormalisedSink = 2,       // target = value; sums of value, value * raw
+    kActivatedSink = 3,        // the same with value = 0 where scale * raw + offset <= 0
+    kJoinedSink = 4,           // target = value + added; sums of it, times raw, times other
+    kJoinedActivatedSink = 5,  // the same with 0 where result <= 0
+};
+
+constexpr int64_t kSums = 3;  // kinds of sums that a sink makes at most
+
+struct Sink {
+    int64_t kind;
+    float* target;
+    const float* shift;  // taken off a result before it is summed, off `raw` before it is multiplied: near the mean
+    const float *raw, *scale, *offset;
+    const float *added, *result, *other, *other_shift;
+    double* slice_sums;  // scratch, [slices][kSums][channels in whole vectors]
+    double* sums;        // [kSums][channels], added to; the same whichever thread was faster
+};
+
+// A depthwise 3x3 convolution with padding 1: see depthwise.h.
+struct Depthwise {
+    int64_t images, in_rows, in_cols, out_rows, out_cols, channels, stride;
 };
 
 // Geometry of a dense weight (rows = output channels) in memory, and of its blocks of input channels.
@@ -76,6 +120,44 @@ struct KernelTable {
     void (*weight_gradient)(const Pass*, const float* input, const float* grad_output, const int32_t* row_start,
                             const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch,
                             float* sums);
+
+    // The same three with steps around them. Tiles are dealt out in `slices`, as the sums of a sink are.
+    void (*fused_gather)(const Pass*, const Source*, const float* bias, const int32_t* row_start, const Entry* entries,
+                         int64_t threads, int64_t slices, int64_t row_parts, float* scratch, const Sink*);
+    void (*fused_weight_gradient)(const Pass*, const Source* input, const Source* grad_output, const int32_t* row_start,
+                                  const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts,
+                                  float* scratch, float* sums);
+
+    // Both gradients of a convolution without a window, the output's gradient packed once for both. `forward` and
+    // `backward` are the passes of the output and of the input gradient, which have the same tiles.
+    int64_t (*joint_gradient_scratch)(const Pass* forward, const Pass* backward);
+    void (*joint_gradient)(const Pass* forward, const Pass* backward, const Source* input, const Source* grad_output,
+                           const int32_t* row_start, const Entry* entries, const int32_t* transposed_start,
+                           const Entry* transposed, int64_t threads, int64_t slices, float* scratch, const Sink*,
+                           float* sums);
+
+    // The same for a depthwise convolution, weight [channels][9]; weight_sums is scratch, [slices][9][channels in whole
+    // vectors].
+    int64_t (*depthwise_scratch)(const Depthwise*, int64_t threads);
+    void (*depthwise_forward)(const Depthwise*, const Source*, const float* weight, int64_t threads, int64_t slices,
+                              float* scratch, const Sink*);
+    void (*depthwise_gradients)(const Depthwise*, const Source* input, const Source* grad_output, const float* weight,
+                                int64_t threads, int64_t slices, float* scratch, const Sink*, double* weight_sums,
+                                float* weight_gradient);
+
+    // One pass over pixels, [pixels][channels], from a source to a sink.
+    void (*sweep)(int64_t pixels, int64_t channels, const Source*, int64_t threads, int64_t slices, const Sink*);
+
+    // Batch norm for each channel: from sums of value - shift and of its square to statistics[3][channels] (mean,
+    // biased variance, 1 / standard deviation) and folded[2][channels] (scale, offset). gamma and beta may be null.
+    // Returns 0 if the shift was too far from the mean for the variance to be exact.
+    int64_t (*fold_statistics)(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
+                               const float* gamma, const float* beta, double* statistics, double* folded);
+
+    // Its gradients: from sums of the result's gradient times the raw value, and of that gradient, to those of gamma and
+    // beta and to coefficients[3][channels], the scale, other_scale and offset of a gradient source.
+    void (*fold_gradients)(int64_t channels, int64_t pixels, const double* sums, const double* statistics,
+                           const float* gamma, float* grad_gamma, float* grad_beta, float* coefficients);
 
     // Adds the slices and writes them to their places in a dense gradient; zero elsewhere.
     void (*scatter)(const WeightLayout*, const int32_t* row_start, const int32_t* columns, const float* sums,

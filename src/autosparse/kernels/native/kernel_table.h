@@ -2,8 +2,12 @@
 #pragma once
 
 #include "compress.h"
+#include "depthwise.h"
 #include "gather.h"
 #include "interface.h"
+#include "joint_gradient.h"
+#include "normalise.h"
+#include "sweep.h"
 #include "transpose.h"
 #include "weight_gradient.h"
 
@@ -15,6 +19,16 @@ constexpr KernelTable make_kernel_table() {
             weight_gradient_scratch<Simd>,
             gather<Simd>,
             weight_gradient<Simd>,
+            fused_gather<Simd>,
+            fused_weight_gradient<Simd>,
+            joint_gradient_scratch<Simd>,
+            joint_gradient<Simd>,
+            depthwise_scratch<Simd>,
+            depthwise_forward<Simd>,
+            depthwise_gradients<Simd>,
+            sweep<Simd>,
+            fold_statistics<Simd>,
+            fold_gradients<Simd>,
             scatter<Simd>,
             count_nonzeros<Simd, float>,
             count_nonzeros<Simd, uint8_t>,

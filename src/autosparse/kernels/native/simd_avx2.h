@@ -18,8 +18,21 @@ struct Avx2 {
     static void store_unaligned(float* to, Vec value) { _mm256_storeu_ps(to, value); }
     static void store_first(float* to, Vec value, int count) { _mm256_maskstore_ps(to, first(count), value); }
     static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+    static Vec subtract(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
     static Vec multiply(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
     static Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+
+    static Vec relu(Vec a) { return _mm256_max_ps(_mm256_setzero_ps(), a); }  // in this order NaN stays NaN
+    static Vec where_positive(Vec test, Vec value) {
+        return _mm256_and_ps(_mm256_cmp_ps(test, _mm256_setzero_ps(), _CMP_GT_OQ), value);
+    }
+    // Adds every lane to one of `lanes` doubles.
+    static void add_to(double* sums, Vec value) {
+        const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
+        const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
+        _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), low));
+        _mm256_storeu_pd(sums + 4, _mm256_add_pd(_mm256_loadu_pd(sums + 4), high));
+    }
 
     // Bit i is set where from[i] is not zero; NaN is not zero.
     static uint32_t nonzero_bits(const float* from) {

@@ -18,8 +18,21 @@ struct Avx512 {
     static void store_unaligned(float* to, Vec value) { _mm512_storeu_ps(to, value); }
     static void store_first(float* to, Vec value, int count) { _mm512_mask_storeu_ps(to, first(count), value); }
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+    static Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
     static Vec multiply(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
     static Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+
+    static Vec relu(Vec a) { return _mm512_max_ps(_mm512_setzero_ps(), a); }  // in this order NaN stays NaN
+    static Vec where_positive(Vec test, Vec value) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, _mm512_setzero_ps(), _CMP_GT_OQ), value);
+    }
+    // Adds every lane to one of `lanes` doubles.
+    static void add_to(double* sums, Vec value) {
+        const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
+        const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));
+        _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), low));
+        _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8), high));
+    }
 
     // Bit i is set where from[i] is not zero; NaN is not zero.
     static uint32_t nonzero_bits(const float* from) {

@@ -21,8 +21,28 @@ struct Portable {
     static void store_unaligned(float* to, Vec value) { store_first(to, value, lanes); }
     static void store_first(float* to, Vec value, int count) { std::memcpy(to, &value, count * sizeof(float)); }
     static Vec add(Vec a, Vec b) { return a + b; }
+    static Vec subtract(Vec a, Vec b) { return a - b; }
     static Vec multiply(Vec a, Vec b) { return a * b; }
     static Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
+
+    static Vec relu(Vec a) {
+        for (int i = 0; i < lanes; ++i) {
+            a[i] = a[i] < 0.0f ? 0.0f : a[i];
+        }
+        return a;
+    }
+    static Vec where_positive(Vec test, Vec value) {
+        for (int i = 0; i < lanes; ++i) {
+            value[i] = test[i] > 0.0f ? value[i] : 0.0f;
+        }
+        return value;
+    }
+    // Adds every lane to one of `lanes` doubles.
+    static void add_to(double* sums, Vec value) {
+        for (int i = 0; i < lanes; ++i) {
+            sums[i] += static_cast<double>(value[i]);
+        }
+    }
 
     // Bit i is set where from[i] is not zero; NaN is not zero.
     static uint32_t nonzero_bits(const float* from) {

@@ -7,6 +7,7 @@
 
 #include "arithmetic.h"
 #include "interface.h"
+#include "pixels.h"
 
 // The pixels (row[l] + i, col[l] + j * col_stride) of a tensor, as seen from the lanes of a tile. Pixels outside the
 // limits are padding, or lie beyond the edge of a patch that sticks out.
@@ -145,10 +146,10 @@ static inline int64_t channel_stride(const Pass& pass, int64_t lanes) {
     return pass.window_rows * pass.slots_per_row * lanes;
 }
 
-// Copies channels [begin, end) of the window's pixels into a tile, zero for pixels outside.
-template <class Simd>
-void pack(const Lanes<Simd>& lanes, const Window& window, const float* tensor, int64_t begin, int64_t end,
-          int64_t stride, float* tile) {
+// Puts channels [begin, end) of the window's pixels, as the source gives them, into a tile; zero for pixels outside.
+template <class Simd, class From>
+void pack(const Lanes<Simd>& lanes, const Window& window, const From& from, int64_t begin, int64_t end, int64_t stride,
+          float* tile) {
     constexpr int width = Simd::lanes;
     const int64_t slots_per_remainder = window.slots_per_row / window.col_step;
     const bool all_inside = lanes.all_inside(window.rows, window.cols);
@@ -173,14 +174,15 @@ void pack(const Lanes<Simd>& lanes, const Window& window, const float* tensor, i
             for (int64_t channel = begin; channel < end; channel += width, to += width * stride) {
                 const int count = static_cast<int>(smaller(width, end - channel));
                 typename Simd::Vec rows[width];
+                const auto group = from.group(channel, count);
                 if (inside == Lanes<Simd>::kAllLanes && count == width) {
                     for (int lane = 0; lane < width; ++lane) {
-                        rows[lane] = Simd::load_unaligned(tensor + lanes.offset[lane] + pixel + channel);
+                        rows[lane] = from.load(group, lanes.offset[lane] + pixel + channel, width);
                     }
                 } else {
                     for (int lane = 0; lane < width; ++lane) {
                         const bool exists = inside >> lane & 1;
-                        rows[lane] = exists ? Simd::load_first(tensor + lanes.offset[lane] + pixel + channel, count) : Simd::zero();
+                        rows[lane] = exists ? from.load(group, lanes.offset[lane] + pixel + channel, count) : Simd::zero();
                     }
                 }
                 Simd::transpose(rows);
@@ -192,13 +194,14 @@ void pack(const Lanes<Simd>& lanes, const Window& window, const float* tensor, i
     }
 }
 
-// Writes channels [begin, begin + count), count <= lanes, from [channel][pixel][lane] to the pixels of a tensor.
-template <class Simd>
+// Gives channels [begin, begin + count), count <= lanes, of [channel][pixel][lane] to the sink, pixel by pixel.
+template <class Simd, class To>
 void unpack(const Lanes<Simd>& lanes, int64_t tile_rows, int64_t tile_cols, const float* staged, int64_t begin, int count,
-            float* tensor) {
+            const To& to, double* sums) {
     constexpr int width = Simd::lanes;
     const int64_t pixels = tile_rows * tile_cols;
     const bool all_inside = lanes.all_inside(tile_rows, tile_cols);
+    auto group = to.group(begin, count);
     for (int64_t i = 0; i < tile_rows; ++i) {
         const uint32_t rows_inside = lanes.rows_inside(i);
         for (int64_t j = 0; j < tile_cols; ++j) {
@@ -211,15 +214,16 @@ void unpack(const Lanes<Simd>& lanes, int64_t tile_rows, int64_t tile_cols, cons
             Simd::transpose(rows);
             if (inside == Lanes<Simd>::kAllLanes && count == width) {
                 for (int lane = 0; lane < width; ++lane) {
-                    Simd::store_unaligned(tensor + lanes.offset[lane] + pixel, rows[lane]);
+                    to.put(group, lanes.offset[lane] + pixel, rows[lane], width);
                 }
                 continue;
             }
             for (int lane = 0; lane < width; ++lane) {
                 if (inside >> lane & 1) {
-                    Simd::store_first(tensor + lanes.offset[lane] + pixel, rows[lane], count);
+                    to.put(group, lanes.offset[lane] + pixel, rows[lane], count);
                 }
             }
         }
     }
+    to.finish(group, begin, sums);
 }

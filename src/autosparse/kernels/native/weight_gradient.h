@@ -30,9 +30,9 @@ int64_t weight_gradient_scratch(const Pass* pass, int64_t row_parts) {
 }
 
 // One tile's share for output channels [begin, end), added to `sums`.
-template <class Simd>
-void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const float* input,
-                          const float* grad_output, const int32_t* row_start, const Entry* entries, float* tile,
+template <class Simd, class Input, class Grad>
+void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const Input& input,
+                          const Grad& grad_output, const int32_t* row_start, const Entry* entries, float* tile,
                           float* grad_tile, float* sums) {
     const int64_t stride = channel_stride(pass, Simd::lanes);
     const int64_t row_pitch = pass.in_row_step * pass.slots_per_row * Simd::lanes;
@@ -50,10 +50,10 @@ void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_
     }
 }
 
-template <class Simd>
-void weight_gradient(const Pass* given, const float* input, const float* grad_output, const int32_t* row_start,
-                     const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch, float* sums) {
-    const Pass pass = *given;
+template <class Simd, class Input, class Grad>
+void weight_gradient_tiles(const Pass& pass, const Input& input, const Grad& grad_output, const int32_t* row_start,
+                           const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch,
+                           float* sums) {
     const WeightGradientScratch<Simd> sizes(pass, row_parts);
     const int64_t tiles = count_tiles(pass, Simd::lanes);
     const int64_t count = row_start[divide_up(pass.in_channels, pass.block_channels) * pass.out_channels];
@@ -76,4 +76,21 @@ void weight_gradient(const Pass* given, const float* input, const float* grad_ou
             }
         }
     }
+}
+
+template <class Simd>
+void weight_gradient(const Pass* pass, const float* input, const float* grad_output, const int32_t* row_start,
+                     const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch, float* sums) {
+    weight_gradient_tiles<Simd>(*pass, PlainSource<Simd>{input}, PlainSource<Simd>{grad_output}, row_start, entries, threads,
+                                slices, row_parts, scratch, sums);
+}
+
+template <class Simd>
+void fused_weight_gradient(const Pass* pass, const Source* input, const Source* grad_output, const int32_t* row_start,
+                           const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch,
+                           float* sums) {
+    const auto grad = gradient_source<Simd>(*grad_output);
+    with_input<Simd>(*input, [&](const auto& from) {
+        weight_gradient_tiles<Simd>(*pass, from, grad, row_start, entries, threads, slices, row_parts, scratch, sums);
+    });
 }

@@ -1,0 +1,167 @@
+"""`autosparse bench train`: a whole AutoSparse training step beside plain dense torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from autosparse.cli.bench_infer import fractions, numbers
+
+if TYPE_CHECKING:
+    from autosparse.compute import LayerPlan
+    from autosparse.experiments.training_bench import Row, Settings
+
+MODES = ("auto", "dense", "sparse")
+HELP = """Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
+
+WHAT is a built-in model, your own module:function that returns one for images, or the folder of a finished run: then its
+model trains on a batch of its own data, with masks by magnitude at the density that the run has learned for each layer.
+A step is the whole of it: threshold gradients, optimizer, new masks. Ratios are of dense torch's time over ours.
+
+Examples:
+
+  autosparse bench train resnet50 --batch 16 --threads 2
+
+  autosparse bench train transformer --tokens 1024 --sparsity 0.9 --layers
+
+  autosparse bench train mynet:build --image 3,224,224 --alpha 0.5
+"""
+
+
+def run(
+    what: str = typer.Argument("resnet50", metavar="[WHAT]", help="A built-in model, module:function, or a run's folder."),
+    sparsity: str = typer.Option("0.8,0.9,0.95", help="Fractions of zeros that every layer starts with."),
+    batch: int = typer.Option(16, min=1, help="Images of a step."),
+    tokens: int = typer.Option(1024, min=1, help="Tokens of a step, for the transformer."),
+    image: str | None = typer.Option(None, help="Shape of an image, such as 3,224,224, for a model of your own."),
+    threads: int = typer.Option(2, min=1, help="Threads of both sides."),
+    rounds: int = typer.Option(9, min=1, help="Timed steps of each side."),
+    alpha: float = typer.Option(0.0, help="What pruned weights receive of their gradient; above 0 it is made for all weights."),
+    dense_grad_every: int = typer.Option(1, min=1, help="With alpha: make that gradient at every k-th step only."),
+    backward_sparsity: float = typer.Option(0.0, help="With alpha: make no gradient for this fraction of smallest weights."),
+    compute: str = typer.Option("auto", help="auto, sparse or dense: how AutoSparse's layers run."),
+    layer_by_layer: bool = typer.Option(False, "--layer-by-layer", help="Do not fuse batch norms with convolutions."),
+    exclude: str = typer.Option("", help="Layers to leave dense, such as fc or output, separated by commas."),
+    default_malloc: bool = typer.Option(
+        False, "--default-malloc", help="Leave glibc as it is: it returns memory to the system."
+    ),
+    cpu_time: bool = typer.Option(False, "--cpu-time", help="Processor time instead of the wall clock, for a busy machine."),
+    memory: bool = typer.Option(True, "--memory/--no-memory", help="Measure peak memory, in a process for each side."),
+    layers: bool = typer.Option(False, "--layers", help="Print how every layer runs."),
+    out: Path | None = typer.Option(None, help="JSON file to write."),
+    force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
+) -> None:
+    if out is not None and out.exists() and not force:
+        raise ValueError(f"{out} is there already; give another --out, or --force to replace it")
+    if compute not in MODES:
+        raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
+
+    from autosparse.experiments.training_bench import Settings, compare, layer_plans, peak_bytes, prepare
+    from autosparse.training.folder import write_json
+
+    settings = Settings(
+        what=what,
+        batch=batch,
+        tokens=tokens,
+        image=None if image is None else tuple(numbers(image, "--image")),
+        threads=threads,
+        alpha=alpha,
+        dense_grad_every=dense_grad_every,
+        backward_sparsity=backward_sparsity,
+        compute=compute,
+        layer_by_layer=layer_by_layer,
+        exclude=tuple(part.strip() for part in exclude.split(",") if part.strip()),
+        default_malloc=default_malloc,
+        cpu_time=cpu_time,
+    )
+    task = prepare(settings)
+    starts: list[float | None] = [None] if task.densities is not None else list(fractions(sparsity))
+    facts = machine(settings)
+    typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    rows, sides = compare(task, settings, starts, rounds)
+    if memory:
+        starts_of = [None, *starts]
+        rows = [
+            replace(row, peak_bytes=peak_bytes(settings, start, sparse=place > 0))
+            for place, (row, start) in enumerate(zip(rows, starts_of, strict=True))
+        ]
+    typer.echo(f"\n{task.name}, {task.size}, {threads} thread{'s' if threads > 1 else ''}, alpha {alpha:g}")
+    show(rows)
+    tables = {name: layer_plans(side.run) for name, side in sides.items() if side.run is not None}
+    if layers:
+        for name, table in tables.items():
+            show_layers(name, table)
+    if out is not None:
+        write_json(
+            out,
+            {
+                "machine": facts,
+                "settings": asdict(settings),
+                "rows": [row.as_dict() for row in rows],
+                "layers": {name: [asdict(plan) for plan in table] for name, table in tables.items()},
+            },
+        )
+        typer.echo(f"written to {out}")
+
+
+run.__doc__ = HELP
+
+
+def machine(settings: Settings) -> dict[str, Any]:
+    """Where this is measured, with what, and against what."""
+    from autosparse import kernels
+    from autosparse.training.machine import cores, cpu_model, installed_version
+
+    clock = "processor time" if settings.cpu_time else "wall clock"
+    malloc = "as the system has it" if settings.default_malloc else "glibc keeps freed memory"
+    return {
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "kernels": kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
+        **{package: installed_version(package) for package in ("autosparse", "torch")},
+        "baseline": "plain dense torch, channels_last, the same batch, fused SGD, cross-entropy on all logits",
+        "allocator": f"{malloc}, on both sides",
+        "clock": f"{clock}, the sides' steps in turn",
+    }
+
+
+def show(rows: list[Row]) -> None:
+    """All sides as a table."""
+    from autosparse.cli.output import print_table
+
+    def memory(row: Row) -> str:
+        if row.peak_bytes is None or rows[0].peak_bytes is None:
+            return ""
+        return f"{row.peak_bytes / 2**20:,.0f} ({row.peak_bytes / rows[0].peak_bytes:.3f})"
+
+    print_table(
+        ["", "ms (median)", "ms (least)", "faster (medians)", "faster (least)", "zeros now", "peak MiB (ratio)"],
+        [
+            [row.side, f"{1000 * row.median:.1f}", f"{1000 * row.least:.1f}", f"{row.faster_median:.2f}",
+             f"{row.faster_least:.2f}", "" if row.sparsity is None else f"{row.sparsity:.2%}", memory(row)]
+            for row in rows
+        ],
+    )  # fmt: skip
+    for row in rows[1:]:
+        typer.echo(f"{row.side}: {row.compute}")
+
+
+def show_layers(title: str, table: list[LayerPlan]) -> None:
+    """How every layer of a side runs."""
+    from autosparse.cli.output import print_table
+
+    def milliseconds(value: float | None) -> str:
+        return "" if value is None else f"{1000 * value:.2f}"
+
+    typer.echo(f"\n{title}")
+    print_table(
+        ["layer", "weight", "density", "sparse passes", "ms dense", "ms as run (planner)"],
+        [
+            [row.name, "x".join(map(str, row.shape)), row.density, ", ".join(row.passes) or "none",
+             milliseconds(row.dense_seconds), milliseconds(row.seconds)]
+            for row in table
+        ],
+    )  # fmt: skip

@@ -1,0 +1,331 @@
+"""Runs the fused kernels on tensors: what is read is made while reading, what is summed is summed while writing.
+
+A value that a batch norm has made is kept as it was before (`raw`), with one scale and offset for every channel.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels import passes
+from autosparse.kernels.compressed import Compressed
+from autosparse.kernels.library import SUMS, Sink, Source, kernels
+from autosparse.kernels.plans import row_parts
+
+# interface.h: SourceKind and SinkKind
+PLAIN, NORMALISED, ACTIVATED, GRADIENT, JOINED, JOINED_ACTIVATED = range(6)
+STORE, STATISTICS, TO_NORMALISED, TO_ACTIVATED, TO_JOINED, TO_JOINED_ACTIVATED = range(6)
+# Parts of a pass whose sums are kept apart, then added in order: enough to keep a few threads evenly busy.
+SLICES = 64
+# Channels whose packed gradient still fits into the second cache, for both gradients in one pass.
+MOST_JOINT_CHANNELS = 1024
+
+
+@dataclass(frozen=True)
+class Value:
+    """The input of a layer: a tensor in channels_last, or relu(scale * raw + offset) of one, with or without the ReLU.
+
+    `mean` is that of raw.
+    """
+
+    raw: Tensor
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    mean: Tensor | None = None
+    relu: bool = False
+
+    @staticmethod
+    def of(raw: Tensor, folded: Tensor | None, relu: bool) -> Value:
+        """`folded`: scale, offset and mean of all channels, in double."""
+        if folded is None:
+            return Value(raw)
+        scale, offset, mean = folded.float()
+        return Value(raw, scale, offset, mean, relu)
+
+    def source(self) -> Source:
+        if self.scale is None:
+            return Source(PLAIN, self.raw.data_ptr())
+        return Source(ACTIVATED if self.relu else NORMALISED, self.raw.data_ptr(), address(self.scale), address(self.offset))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a raw value: coefficients[0] * the normalised value's + coefficients[1] * raw + coefficients[2]."""
+
+    normalised: Tensor
+    raw: Tensor
+    coefficients: Tensor
+
+    def source(self) -> Source:
+        scale, raw_scale, offset = (each.data_ptr() for each in self.coefficients)
+        return Source(GRADIENT, self.normalised.data_ptr(), scale, offset, self.raw.data_ptr(), raw_scale)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What becomes of the gradient of a layer's input.
+
+    `raw` and `other`: what it is multiplied with for the sums, after `shift` and `other_shift` are taken off.
+    """
+
+    kind: int
+    raw: Tensor | None = None
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    added: Tensor | None = None
+    result: Tensor | None = None
+    other: Tensor | None = None
+    other_shift: Tensor | None = None
+    shift: Tensor | None = None
+
+    @staticmethod
+    def at(value: Value) -> Ending:
+        if value.scale is None:
+            return Ending(STORE)
+        kind = TO_ACTIVATED if value.relu else TO_NORMALISED
+        return Ending(kind, value.raw, value.scale, value.offset, shift=value.mean)
+
+
+class Sums:
+    """Memory for the sums of a pass with `channels` results, zero at first."""
+
+    def __init__(self, channels: int, slices: int) -> None:
+        lanes = kernels().lanes
+        self.total = torch.zeros(SUMS, channels, dtype=torch.float64)
+        self._slices = torch.empty(slices * SUMS * (-channels // lanes * -lanes), dtype=torch.float64)
+
+    def sink(self, ending: Ending, target: Tensor | None) -> Sink:
+        return Sink(
+            ending.kind,
+            address(target),
+            *(address(each) for each in (ending.shift, ending.raw, ending.scale, ending.offset)),
+            *(address(each) for each in (ending.added, ending.result, ending.other, ending.other_shift)),
+            self._slices.data_ptr(),
+            self.total.data_ptr(),
+        )
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def slices_for(tiles: int) -> int:
+    return max(1, min(tiles, SLICES))
+
+
+def forward(compressed: Compressed, value: Value, bias: Tensor | None, shift: Tensor, target: Tensor) -> Tensor:
+    """target = the layer's result; gives the sums of result - shift and of its square."""
+    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
+    parts, slices = row_parts(plan.forward_group, threads, using.lanes), slices_for(plan.forward_group.tiles)
+    native = byref(plan.forward.native)
+    sums = Sums(plan.conv.out_channels, slices)
+    using.table.fused_gather(
+        native,
+        byref(value.source()),
+        address(bias),
+        compressed.row_start.data_ptr(),
+        compressed.entries.data_ptr(),
+        threads,
+        slices,
+        parts,
+        passes.scratch(threads * using.table.gather_scratch(native, parts)),
+        byref(sums.sink(Ending(STATISTICS, shift=shift), target)),
+    )
+    return sums.total
+
+
+def reaches_all(compressed: Compressed) -> bool:
+    """Whether the passes of the input gradient write every pixel: only then can they make sums."""
+    group = compressed.plan.gradient_group
+    return group is not None and group.covers_target
+
+
+def input_gradient(compressed: Compressed, grad: Gradient, ending: Ending, target: Tensor) -> Tensor:
+    """target = the gradient of the layer's input after the ending; gives its sums."""
+    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
+    group = plan.gradient_group
+    assert group is not None
+    parts, slices = row_parts(group, threads, using.lanes), slices_for(group.tiles)
+    start, entries = compressed.transposed(threads)
+    sums = Sums(plan.conv.in_channels, slices)
+    for phase, prepared in enumerate(plan.gradient):
+        native = byref(prepared.native)
+        using.table.fused_gather(
+            native,
+            byref(grad.source()),
+            None,
+            start.data_ptr() + phase * plan.transposed_rows_per_phase * start.element_size(),
+            entries.data_ptr(),
+            threads,
+            slices,
+            parts,
+            passes.scratch(threads * using.table.gather_scratch(native, parts)),
+            byref(sums.sink(ending, target)),
+        )
+    return sums.total
+
+
+def weight_gradient(pattern: Compressed, value: Value, grad: Gradient, target: Tensor) -> None:
+    """target = the gradient of the weight at the positions of a pattern, zero elsewhere."""
+    if pattern.nonzeros == 0:
+        target.zero_()
+        return
+    plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
+    parts = row_parts(plan.forward_group, threads, using.lanes)
+    slices = max(1, min(plan.forward_group.tiles, threads))
+    sums = torch.empty(slices * pattern.nonzeros)
+    native = byref(plan.forward.native)
+    using.table.fused_weight_gradient(
+        native,
+        byref(value.source()),
+        byref(grad.source()),
+        pattern.row_start.data_ptr(),
+        pattern.entries.data_ptr(),
+        threads,
+        slices,
+        parts,
+        passes.scratch(threads * using.table.weight_gradient_scratch(native, parts)),
+        sums.data_ptr(),
+    )
+    _scatter(pattern, sums, slices, target)
+
+
+def joint_gradients_fit(compressed: Compressed) -> bool:
+    """Whether both gradients can be made in one pass: no window, tiles for every thread, a gradient that stays in cache."""
+    plan, threads = compressed.plan, torch.get_num_threads()
+    group, conv = plan.gradient_group, plan.conv
+    if (
+        group is None
+        or compressed.nonzeros == 0
+        or conv.kernel != (1, 1)
+        or not group.tiling.interleaved
+        or conv.out_channels > MOST_JOINT_CHANNELS
+    ):
+        return False
+    same_tiles = group.tiling == plan.forward_group.tiling
+    return same_tiles and row_parts(group, threads, kernels().lanes) == 1
+
+
+def joint_gradients(
+    compressed: Compressed, value: Value, grad: Gradient, ending: Ending, target: Tensor, weight_target: Tensor
+) -> Tensor:
+    """Both gradients of a convolution without a window, as `input_gradient` and `weight_gradient` at its non-zeros."""
+    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
+    slices = max(1, min(plan.forward_group.tiles, threads))
+    start, entries = compressed.transposed(threads)
+    weight_sums = torch.empty(slices * compressed.nonzeros)
+    sums = Sums(plan.conv.in_channels, slices)
+    forward_pass, backward_pass = byref(plan.forward.native), byref(plan.gradient[0].native)
+    using.table.joint_gradient(
+        forward_pass,
+        backward_pass,
+        byref(value.source()),
+        byref(grad.source()),
+        compressed.row_start.data_ptr(),
+        compressed.entries.data_ptr(),
+        start.data_ptr(),
+        entries.data_ptr(),
+        threads,
+        slices,
+        passes.scratch(threads * using.table.joint_gradient_scratch(forward_pass, backward_pass)),
+        byref(sums.sink(ending, target)),
+        weight_sums.data_ptr(),
+    )
+    _scatter(compressed, weight_sums, slices, weight_target)
+    return sums.total
+
+
+def _scatter(pattern: Compressed, sums: Tensor, slices: int, target: Tensor) -> None:
+    kernels().table.scatter(
+        byref(pattern.plan.layout),
+        pattern.row_start.data_ptr(),
+        pattern.columns.data_ptr(),
+        sums.data_ptr(),
+        slices,
+        torch.get_num_threads(),
+        target.data_ptr(),
+    )
+
+
+def sweep(source: Source, like: Tensor, ending: Ending, target: Tensor | None) -> Tensor:
+    """One pass over all pixels from a source to an ending; gives its sums."""
+    channels = like.shape[1]
+    pixels = like.numel() // channels
+    slices = slices_for(pixels)
+    sums = Sums(channels, slices)
+    sink = sums.sink(ending, target)
+    kernels().table.sweep(pixels, channels, byref(source), torch.get_num_threads(), slices, byref(sink))
+    return sums.total
+
+
+def statistics(raw: Tensor, shift: Tensor) -> Tensor:
+    """The sums of raw - shift and of its square."""
+    return sweep(Source(PLAIN, raw.data_ptr()), raw, Ending(STATISTICS, shift=shift), None)
+
+
+def materialise(value: Value) -> Tensor:
+    """The value as a tensor."""
+    if value.scale is None:
+        return value.raw
+    target = torch.empty_like(value.raw)
+    sweep(value.source(), value.raw, Ending(STORE), target)
+    return target
+
+
+def materialise_gradient(grad: Gradient) -> Tensor:
+    target = torch.empty_like(grad.raw)
+    sweep(grad.source(), grad.raw, Ending(STORE), target)
+    return target
+
+
+def join(first: Value, second: Value, relu: bool) -> Tensor:
+    """The sum of a normalised value and another one, and its ReLU if wanted."""
+    assert first.scale is not None
+    target = torch.empty_like(first.raw)
+    source = replace(first, relu=False).source()
+    source.kind = JOINED_ACTIVATED if relu else JOINED
+    source.other, source.other_scale, source.other_offset = (
+        address(each) for each in (second.raw, second.scale, second.offset)
+    )
+    sweep(source, first.raw, Ending(STORE), target)
+    return target
+
+
+def finish(grad: Tensor, ending: Ending, target: Tensor) -> Tensor:
+    """A gradient that is there as a tensor is taken through an ending; `target` may be the gradient itself."""
+    return sweep(Source(PLAIN, grad.data_ptr()), grad, ending, target)
+
+
+def fold_statistics(
+    raw: Tensor, sums: Tensor, shift: Tensor, epsilon: float, gamma: Tensor | None, beta: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean, biased variance and 1 / standard deviation; scale and offset of the batch norm with the mean. Both in double."""
+    channels = raw.shape[1]
+    found, folded = (raw.new_empty(3, channels, dtype=torch.float64) for _ in range(2))
+
+    def fold(sums: Tensor, shift: Tensor) -> bool:
+        exact = kernels().table.fold_statistics(
+            channels, raw.numel() // channels, sums.data_ptr(), shift.data_ptr(), epsilon,
+            address(gamma), address(beta), found.data_ptr(), folded.data_ptr(),
+        )  # fmt: skip
+        return bool(exact)
+
+    if not fold(sums, shift):  # the mean is too far from the shift: once more around the mean itself
+        mean = found[0].float()
+        fold(statistics(raw, mean), mean)
+    return found, folded
+
+
+def fold_gradients(raw: Tensor, grad_folded: Tensor, found: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gamma and beta, and the coefficients of the raw value's gradient."""
+    channels = raw.shape[1]
+    results = raw.new_empty(5, channels)
+    kernels().table.fold_gradients(
+        channels, raw.numel() // channels, grad_folded.data_ptr(), found.data_ptr(), address(gamma),
+        results[0].data_ptr(), results[1].data_ptr(), results[2].data_ptr(),
+    )  # fmt: skip
+    return results[0], results[1], results[2:]

@@ -1,0 +1,48 @@
+// The arithmetic of batch norm for each channel, in double: few numbers, and what they feed is summed over many pixels.
+#pragma once
+
+#include <cmath>
+
+#include "interface.h"
+
+// Beyond this ratio of squared distance (shift to mean) and variance the subtraction below has lost too many digits.
+constexpr double kFarthestShift = 25;
+
+template <class Simd>
+int64_t fold_statistics(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
+                        const float* gamma, const float* beta, double* statistics, double* folded) {
+    int64_t exact = 1;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+        const double distance = sums[channel] / pixels;
+        const double difference = sums[channels + channel] / pixels - distance * distance;
+        const double variance = difference < 0 ? 0 : difference;
+        const double mean = shift[channel] + distance;
+        const double inverse = 1 / std::sqrt(variance + epsilon);
+        const double scale = (gamma != nullptr ? gamma[channel] : 1.0) * inverse;
+        exact &= !(distance * distance > kFarthestShift * variance);
+        statistics[channel] = mean;
+        statistics[channels + channel] = variance;
+        statistics[2 * channels + channel] = inverse;
+        folded[channel] = scale;
+        folded[channels + channel] = (beta != nullptr ? beta[channel] : 0.0) - mean * scale;
+        folded[2 * channels + channel] = static_cast<float>(mean);  // what sinks take off
+    }
+    return exact;
+}
+
+template <class Simd>
+void fold_gradients(int64_t channels, int64_t pixels, const double* sums, const double* statistics, const float* gamma,
+                    float* grad_gamma, float* grad_beta, float* coefficients) {
+    const double *products = sums, *totals = sums + channels;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+        const double mean = statistics[channel], inverse = statistics[2 * channels + channel];
+        const double left = mean - static_cast<float>(mean);  // what the sink did not take off
+        const double of_gamma = inverse * (products[channel] - left * totals[channel]);
+        const double scale = (gamma != nullptr ? gamma[channel] : 1.0) * inverse;
+        grad_gamma[channel] = static_cast<float>(of_gamma);
+        grad_beta[channel] = static_cast<float>(totals[channel]);
+        coefficients[channel] = static_cast<float>(scale);
+        coefficients[channels + channel] = static_cast<float>(-scale * inverse * of_gamma / pixels);
+        coefficients[2 * channels + channel] = static_cast<float>(scale * (mean * inverse * of_gamma - totals[channel]) / pixels);
+    }
+}

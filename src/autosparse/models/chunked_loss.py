@@ -1,0 +1,116 @@
+"""Cross-entropy over a large vocabulary, a chunk of tokens at a time: only one chunk's logits and gradients are ever there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+# Enough tokens to fill a matrix product's tiles; each further chunk costs a pass over the weight's gradient.
+CHUNK = 512
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    layer: nn.Linear,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    chunk: int = CHUNK,
+) -> Tensor:
+    """F.cross_entropy(layer(hidden), targets, ...) for hidden (..., size) and targets (...), without all logits at once.
+
+    Gradients are made along with the loss, chunk by chunk, by the layer's own forward: backward can run once.
+    """
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(f"hidden {tuple(hidden.shape)} needs targets {tuple(hidden.shape[:-1])}, got {tuple(targets.shape)}")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction {reduction!r}; allowed: mean, sum")
+    if chunk < 1:
+        raise ValueError(f"chunk = {chunk}; give 1 or more tokens")
+    states, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    kept = wanted != ignore_index
+    with parametrize.cached():  # a parametrized weight is made once, not for every chunk
+        weight, bias = layer.weight, layer.bias
+        summed, gradients = _by_chunks(states, layer, wanted, kept, label_smoothing, chunk, [weight, bias])
+    total: Tensor = summed
+    if gradients:
+        inputs = [each for each in (states, weight, bias) if each is not None]
+        total = _WithGradients.apply(summed, gradients, *inputs)  # type: ignore[no-untyped-call]
+    return total / kept.sum() if reduction == "mean" else total
+
+
+def _by_chunks(
+    states: Tensor,
+    layer: nn.Linear,
+    targets: Tensor,
+    kept: Tensor,
+    smoothing: float,
+    chunk: int,
+    parameters: list[Tensor | None],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The summed loss, and its gradients with respect to states, weight and bias where they are asked for."""
+    total = torch.zeros((), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
+    given = [each for each in parameters if each is not None]
+    sums: list[Tensor | None] = [None] * len(given)
+    wanted = torch.is_grad_enabled()
+    for_states = torch.empty_like(states) if wanted and states.requires_grad else None
+    for start in range(0, len(states), chunk):
+        rows = slice(start, start + chunk)
+        piece = states[rows].detach().requires_grad_(wanted and states.requires_grad)
+        logits = layer(piece)
+        with torch.no_grad():
+            loss, gradient = _loss(logits, targets[rows], kept[rows], smoothing)
+            total += loss
+        needed = [each for each in (piece, *given) if each.requires_grad]
+        if not wanted or not needed:
+            continue
+        found = iter(torch.autograd.grad(logits, needed, gradient.to(logits.dtype)))
+        del logits, gradient
+        if for_states is not None:
+            for_states[rows] = next(found)
+        for place, each in enumerate(given):
+            if each.requires_grad:
+                more, known = next(found), sums[place]
+                sums[place] = more if known is None else known.add_(more)
+    return total, [for_states, *sums] if wanted else []
+
+
+def _loss(logits: Tensor, targets: Tensor, kept: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The summed loss of some tokens and its gradient with respect to their logits."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logs = F.log_softmax(logits, dim=-1)
+    places = torch.where(kept, targets, 0).unsqueeze(1)
+    counts = kept.to(logs.dtype).unsqueeze(1)
+    loss = -(1 - smoothing) * (logs.gather(1, places) * counts).sum()
+    if smoothing:
+        loss = loss - smoothing * (logs.mean(dim=1, keepdim=True) * counts).sum()
+    gradient = logs.exp_()
+    if smoothing:
+        gradient -= smoothing / logits.shape[1]
+    gradient.scatter_add_(1, places, torch.full_like(counts, smoothing - 1))
+    if not bool(kept.all()):
+        gradient *= counts
+    return loss, gradient
+
+
+class _WithGradients(torch.autograd.Function):
+    """A number whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor | None], *inputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of chunked_cross_entropy are used up: compute the loss anew for another backward")
+        found = [each if each is None else each.mul_(grad) for each in ctx.gradients]
+        ctx.gradients = None
+        return None, None, *found
