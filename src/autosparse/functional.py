@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autosparse.kernels import threshold as native
+
 THRESHOLD_FUNCTIONS = ("sigmoid", "exp", "identity")
 
 
@@ -82,6 +84,8 @@ class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
         bound = threshold.to(weight.dtype).clamp_min(0)
+        if native.fits(weight, bound):
+            return native.soft_threshold(weight, bound.item())
         return weight - torch.minimum(torch.maximum(weight, -bound), bound)
 
     @staticmethod
@@ -91,6 +95,10 @@ class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         weight, threshold, gate, reach = ctx.saved_tensors
+        if native.fits(weight, threshold, gate, reach, grad=grad):
+            bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()
+            scaled, total = native.soft_threshold_gradients(weight, grad, bound, gate.item(), bar)
+            return scaled, -total.to(threshold.dtype).reshape(threshold.shape), None, None
         receives = None if reach is None else weight.abs() >= reach.to(weight.dtype)
         active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
         scaled = _gradient_map(active, gate, receives).mul_(grad)

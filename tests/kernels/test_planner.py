@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +14,9 @@ from hypothesis import strategies as st
 
 from autosparse.kernels import timing
 from autosparse.kernels.geometry import Convolution
-from autosparse.kernels.planner import DENSE, Line, Passes, Planner, Sample, Times, Workload
+from autosparse.kernels.planner import DENSE, SAMPLED_DENSITIES, Line, Passes, Planner, Sample, Times, Workload
 
-WORKLOAD = Workload(Convolution(1, 100, (1, 64), 100), linear=True, threads=1)  # 10,000 weights
+WORKLOAD = Workload(Convolution(1, 1000, (1, 64), 1000), linear=True, threads=1)  # a million weights, 64 million multiply-adds
 
 
 class World:
@@ -23,16 +26,17 @@ class World:
         self, fixed: float = 0.0, slope: float = 4.0, compress: float = 0.0, transpose: float = 0.0, operators: float = 0.0
     ) -> None:
         self.fixed, self.slope, self.compress, self.transpose, self.operators = fixed, slope, compress, transpose, operators
-        self.asked: list[float] = []
+        self.asked: list[Workload] = []
         self.now = 0.0
 
-    def measure(self, workload: Workload, density: float, dense_too: bool) -> Sample:
-        self.asked.append(density)
+    def measure(self, workload: Workload, densities: Sequence[float]) -> Times:
+        self.asked.append(workload)
         self.now += 0.5
-        dense = 1.0 if dense_too else math.inf
-        sparse = self.fixed + self.slope * density
-        nonzeros = round(density * workload.weights)
-        return Sample(nonzeros, dense, dense, dense, sparse, sparse, sparse, self.compress, self.transpose, self.operators)
+        samples = []
+        for density in densities:
+            sparse = self.fixed + self.slope * density
+            samples.append(Sample(round(density * workload.weights), sparse, sparse, sparse, self.compress, self.transpose))
+        return Times(1.0, 1.0, 1.0, self.operators, tuple(samples))
 
     def planner(self) -> Planner:
         return Planner(self.measure, lambda: self.now)
@@ -100,19 +104,51 @@ def test_a_small_gain_changes_nothing() -> None:
     assert planner.decide("a", WORKLOAD, 0.28) == DENSE
 
 
-def test_one_workload_is_measured_once() -> None:
+def test_one_workload_is_measured_once_for_all_densities() -> None:
     world = World()
     planner = world.planner()
-    for layer in ("a", "b", "c"):
-        planner.decide(layer, WORKLOAD, 0.2)
-    assert world.asked == [0.2, 0.1]
-    assert planner.seconds_spent == 1.0
-    planner.decide("a", WORKLOAD, 0.06)
-    assert len(world.asked) == 2, "within the range that is trusted"
-    planner.decide("a", WORKLOAD, 0.04)
-    assert world.asked == [0.2, 0.1, 0.04, 0.02]
-    planner.decide("a", Workload(WORKLOAD.conv, linear=True, threads=2), 0.2)
-    assert len(world.asked) == 6, "other threads, other times"
+    for layer, density in (("a", 0.2), ("b", 0.5), ("c", 0.001)):
+        planner.decide(layer, WORKLOAD, density)
+    assert world.asked == [WORKLOAD]
+    assert planner.seconds_spent == 0.5
+    threaded = Workload(WORKLOAD.conv, linear=True, threads=2)
+    planner.decide("a", threaded, 0.2)
+    assert world.asked == [WORKLOAD, threaded], "other threads, other times"
+
+
+def test_small_layers_are_dense_without_being_measured() -> None:
+    world = World(slope=0.0)
+    planner = world.planner()
+    small = Workload(Convolution(1, 1000, (1, 19), 1000), linear=True, threads=1)
+    assert small.work == 19_000_000
+    assert planner.decide("a", small, 0.01) == DENSE
+    large = Workload(Convolution(2, 100, (12, 12), 100, (3, 3), (1, 1), (1, 1)), linear=False, threads=1)
+    assert large.work == 25_920_000  # 2 * 144 pixels, 9 * 100 * 100 weights
+    assert planner.decide("a", large, 0.01) == Passes(True, True, True)
+    assert world.asked == [large]
+
+
+def through_a_file(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    torch.save(state, folder / "state.pt")
+    loaded: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
+    return loaded
+
+
+def test_a_planner_goes_on_from_a_saved_one(tmp_path: Path) -> None:
+    world = World(operators=0.01, transpose=0.02, compress=0.03)
+    planner = world.planner()
+    planner.decide("a", WORKLOAD, 0.2)
+    planner.decide("b", Workload(Convolution(3, 100, (12, 12), 100, (3, 3)), linear=False, threads=1), 0.4)
+    other = World(slope=100.0)  # would decide otherwise
+    resumed = other.planner()
+    resumed.load_state_dict(through_a_file(planner.state_dict(), tmp_path))
+    assert resumed.state_dict() == planner.state_dict()
+    for density in (0.24, 0.255, 0.3, 0.2, 0.01):  # with the same hysteresis
+        assert resumed.decide("a", WORKLOAD, density) == planner.decide("a", WORKLOAD, density)
+    assert resumed.decisions == planner.decisions
+    assert resumed.times(WORKLOAD) == planner.times(WORKLOAD)
+    assert other.asked == []
+    assert resumed.seconds_spent == 1.0
 
 
 def test_nothing_is_measured_for_a_dense_layer() -> None:
@@ -141,20 +177,18 @@ def test_a_mask_needs_its_density() -> None:
         World().planner().decide("a", WORKLOAD, 0.1, "active", 0.3)
 
 
-def test_unmeasured_times_are_not_trusted() -> None:
-    assert not Times().trusts(100)
-
-
 @pytest.mark.parametrize("linear", [True, False])
 def test_real_times(native: None, linear: bool) -> None:
     torch.set_num_threads(1)
-    conv = Convolution(1, 64, (1, 50), 48) if linear else Convolution(2, 16, (9, 9), 24, (3, 3), (2, 2), (1, 1))
+    conv = Convolution(1, 640, (1, 64), 512) if linear else Convolution(2, 64, (26, 26), 64, (3, 3), (1, 1), (1, 1))
     workload = Workload(conv, linear, threads=1)
     planner = Planner()
     passes = planner.decide("layer", workload, 0.1)
-    sample = planner.measure(workload, 0.1).samples[0]
-    assert abs(sample.nonzeros - 0.1 * workload.weights) < 0.05 * workload.weights
-    assert all(0 < seconds < math.inf for name, seconds in vars(sample).items() if name != "nonzeros")
+    times = planner.times(workload)
+    for sample, density in zip(times.samples, SAMPLED_DENSITIES, strict=True):
+        assert abs(sample.nonzeros - density * workload.weights) < 0.05 * workload.weights
+        assert all(0 < seconds < math.inf for seconds in sample[1:])
+    assert all(0 < times.dense(part) < math.inf for part in Passes._fields)
     assert planner.seconds_spent > 0
     decision = planner.decisions["layer"]
     assert decision.passes == passes
@@ -164,4 +198,4 @@ def test_real_times(native: None, linear: bool) -> None:
 def test_the_threads_must_be_those_of_the_workload(native: None) -> None:
     torch.set_num_threads(1)
     with pytest.raises(ValueError, match="a workload of 2 threads, but torch uses 1"):
-        timing.measure(Workload(WORKLOAD.conv, True, 2), 0.1, True)
+        timing.measure(Workload(WORKLOAD.conv, True, 2), [0.1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 3
+INTERFACE_VERSION = 4
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -85,7 +85,7 @@ def _function(result: Any, *arguments: Any) -> Any:
 
 _PASS, _LAYOUT, _TARGET = POINTER(Pass), POINTER(WeightLayout), POINTER(TransposedLayout)
 _SOURCE, _SINK, _DEPTHWISE = POINTER(Source), POINTER(Sink), POINTER(Depthwise)
-_INT, _DOUBLE, _ARRAY = c_int64, c_double, c_void_p
+_INT, _FLOAT, _DOUBLE, _ARRAY = c_int64, c_float, c_double, c_void_p
 
 
 class KernelTable(Structure):
@@ -122,6 +122,8 @@ class KernelTable(Structure):
         ("refresh", _function(_INT, _LAYOUT, _ARRAY, _INT, *[_ARRAY] * 3)),
         ("transpose", _function(None, _LAYOUT, _TARGET, *[_ARRAY] * 4, _INT, *[_ARRAY] * 4)),
         ("refresh_transposed", _function(None, _INT, _ARRAY, _ARRAY, _INT, _ARRAY)),
+        ("soft_threshold", _function(None, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
+        ("soft_threshold_gradients", _function(None, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),
     ]
 
 

@@ -1,11 +1,10 @@
-"""Times the passes of a layer, dense and sparse, on random tensors of its shape."""
+"""Times the passes of a layer, dense and sparse, on tensors of its shape."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 from autosparse.kernels import dense, passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.functional import sparse_linear
-from autosparse.kernels.planner import Sample, Workload
-from autosparse.kernels.plans import plan_for
+from autosparse.kernels.planner import Sample, Times, Workload
+from autosparse.kernels.plans import Plan, plan_for
 
 CLOCK = time.perf_counter
 LEAST_CALLS, MOST_CALLS = 2, 4  # the fastest counts
@@ -24,16 +23,17 @@ TINY_STEPS = 50
 SEED = 0
 
 
-def measure(workload: Workload, density: float, dense_too: bool) -> Sample:
-    """One sample; torch's number of threads must be the workload's, and is left as it is."""
+def measure(workload: Workload, densities: Sequence[float]) -> Times:
+    """The dense passes, and the sparse ones at each density; torch's number of threads must be the workload's."""
     if torch.get_num_threads() != workload.threads:
         raise ValueError(f"a workload of {workload.threads} threads, but torch uses {torch.get_num_threads()}")
+    plan = plan_for(workload.conv.simplified(), channels_last=False)
+    generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        calls, nonzeros = _calls(workload, density)
-        seconds = {
-            name: _fastest(call) if dense_too or not name.startswith("dense") else math.inf for name, call in calls.items()
-        }
-    return Sample(nonzeros, **seconds, operators=operator_seconds())
+        x, grad = _activations(workload)
+        seconds = {name: _fastest(call) for name, call in _dense_calls(workload, x, grad).items()}
+        samples = tuple(_sample(plan, _pattern(workload, density, generator), x, grad) for density in densities)
+    return Times(**seconds, operators=operator_seconds(), samples=samples)
 
 
 @lru_cache(maxsize=1)
@@ -63,53 +63,57 @@ def _fastest(call: Callable[[], object]) -> float:
     return min(found)
 
 
-def _calls(workload: Workload, density: float) -> tuple[dict[str, Callable[[], object]], int]:
-    conv = workload.conv
-    generator = torch.Generator().manual_seed(SEED)
-    shape = (conv.out_channels, conv.in_channels) if workload.linear else (conv.out_channels, conv.in_channels, *conv.kernel)
-    weight = torch.randn(shape, generator=generator)
-    weight *= torch.rand(shape, generator=generator) < density
-    threads = torch.get_num_threads()
-    x, grad = _activations(workload, generator)
-    plan = plan_for(conv.simplified(), channels_last=False)
-    compressed = Compressed(plan, weight, threads)
-    geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
-    dense_weight = weight if workload.linear else weight.contiguous(memory_format=torch.channels_last)
-    dense_calls: dict[str, Callable[[], object]] = (
-        {
-            "dense_forward": lambda: dense.linear(x, dense_weight, None),
-            "dense_input": lambda: dense.linear_input_gradient(grad, dense_weight),
+def _dense_calls(workload: Workload, x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
+    conv, weight = workload.conv, torch.ones(_weight_shape(workload))
+    if workload.linear:
+        return {
+            "dense_forward": lambda: dense.linear(x, weight, None),
+            "dense_input": lambda: dense.linear_input_gradient(grad, weight),
             "dense_weight": lambda: dense.linear_weight_gradient(grad, x),
         }
-        if workload.linear
-        else {
-            "dense_forward": lambda: dense.conv2d(x, dense_weight, None, geometry),
-            "dense_input": lambda: dense.conv2d_input_gradient(grad, x, dense_weight, geometry),
-            "dense_weight": lambda: dense.conv2d_weight_gradient(grad, x, dense_weight, geometry),
-        }
-    )
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
+    return {
+        "dense_forward": lambda: dense.conv2d(x, weight, None, geometry),
+        "dense_input": lambda: dense.conv2d_input_gradient(grad, x, weight, geometry),
+        "dense_weight": lambda: dense.conv2d_weight_gradient(grad, x, weight, geometry),
+    }
+
+
+def _pattern(workload: Workload, density: float, generator: torch.Generator) -> Tensor:
+    """A weight of ones and zeros."""
+    return (torch.rand(_weight_shape(workload), generator=generator) < density).float()
+
+
+def _sample(plan: Plan, weight: Tensor, x: Tensor, grad: Tensor) -> Sample:
+    threads = torch.get_num_threads()
+    compressed = Compressed(plan, weight, threads)
 
     def transpose() -> None:
         compressed.drop_transposed()
         compressed.transposed(threads)
 
-    sparse_calls: dict[str, Callable[[], object]] = {
-        "forward": lambda: passes.forward(compressed, x, None, torch.empty_like(grad)),
-        "compress": lambda: Compressed(plan, weight, threads),
-        "transpose": transpose,
-        "input": lambda: passes.input_gradient(compressed, grad, torch.empty_like(x)),
-        "weight": lambda: passes.weight_gradient(compressed, x, grad, torch.empty_like(weight)),
-    }
-    return dense_calls | sparse_calls, compressed.nonzeros
+    return Sample(
+        compressed.nonzeros,
+        forward=_fastest(lambda: passes.forward(compressed, x, None, torch.empty_like(grad))),
+        compress=_fastest(lambda: Compressed(plan, weight, threads)),
+        transpose=_fastest(transpose),
+        input=_fastest(lambda: passes.input_gradient(compressed, grad, torch.empty_like(x))),
+        weight=_fastest(lambda: passes.weight_gradient(compressed, x, grad, torch.empty_like(weight))),
+    )
 
 
-def _activations(workload: Workload, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _weight_shape(workload: Workload) -> tuple[int, ...]:
+    conv = workload.conv
+    return (conv.out_channels, conv.in_channels) if workload.linear else (conv.out_channels, conv.in_channels, *conv.kernel)
+
+
+def _activations(workload: Workload) -> tuple[Tensor, Tensor]:
+    """Input and output gradient; ones, since neither side's time depends on the values."""
     conv = workload.conv
     if workload.linear:
         pixels = conv.images * conv.in_size[0] * conv.in_size[1]
-        return torch.randn(pixels, conv.in_channels, generator=generator), torch.randn(
-            pixels, conv.out_channels, generator=generator
-        )
+        return torch.ones(pixels, conv.in_channels), torch.ones(pixels, conv.out_channels)
     shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
-    x, grad = (torch.randn(shape, generator=generator).contiguous(memory_format=torch.channels_last) for shape in shapes)
+    x, grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
     return x, grad

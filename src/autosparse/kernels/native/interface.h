@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 3;
+constexpr int32_t kInterfaceVersion = 4;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -149,12 +149,12 @@ struct KernelTable {
     void (*sweep)(int64_t pixels, int64_t channels, const Source*, int64_t threads, int64_t slices, const Sink*);
 
     // Batch norm for each channel: from sums of value - shift and of its square to statistics[3][channels] (mean,
-    // biased variance, 1 / standard deviation) and folded[2][channels] (scale, offset). gamma and beta may be null.
+    // biased variance, 1 / standard deviation) and folded[3][channels] (scale, offset, mean). gamma and beta may be null.
     // Returns 0 if the shift was too far from the mean for the variance to be exact.
     int64_t (*fold_statistics)(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
                                const float* gamma, const float* beta, double* statistics, double* folded);
 
-    // Its gradients: from sums of the result's gradient times the raw value, and of that gradient, to those of gamma and
+    // Its gradients: from sums of the result's gradient times the raw value less its mean, and of that gradient, to those of gamma and
     // beta and to coefficients[3][channels], the scale, other_scale and offset of a gradient source.
     void (*fold_gradients)(int64_t channels, int64_t pixels, const double* sums, const double* statistics,
                            const float* gamma, float* grad_gamma, float* grad_beta, float* coefficients);
@@ -185,6 +185,14 @@ struct KernelTable {
                       int32_t* transposed_start, Entry* transposed, int32_t* source);
     void (*refresh_transposed)(int64_t count, const Entry* entries, const int32_t* source, int64_t threads,
                                Entry* transposed);
+
+    // effective = sign(weight) * relu(|weight| - threshold), threshold >= 0.
+    void (*soft_threshold)(int64_t count, const float* weight, float threshold, int64_t threads, float* effective);
+
+    // scaled = grad where |weight| > threshold, else gate * grad where |weight| >= reach, else 0; sums[slices of
+    // kThresholdSlice weights]: of sign(weight) * scaled.
+    void (*soft_threshold_gradients)(int64_t count, const float* weight, const float* grad, float threshold, float gate,
+                                     float reach, int64_t threads, float* scaled, double* sums);
 };
 
 extern "C" {

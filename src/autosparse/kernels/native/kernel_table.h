@@ -8,6 +8,7 @@
 #include "joint_gradient.h"
 #include "normalise.h"
 #include "sweep.h"
+#include "threshold.h"
 #include "transpose.h"
 #include "weight_gradient.h"
 
@@ -36,5 +37,7 @@ constexpr KernelTable make_kernel_table() {
             compress<Simd, uint8_t>,
             refresh<Simd>,
             transpose<Simd>,
-            refresh_transposed<Simd>};
+            refresh_transposed<Simd>,
+            soft_threshold<Simd>,
+            soft_threshold_gradients<Simd>};
 }

@@ -26,6 +26,9 @@ struct Avx2 {
     static Vec where_positive(Vec test, Vec value) {
         return _mm256_and_ps(_mm256_cmp_ps(test, _mm256_setzero_ps(), _CMP_GT_OQ), value);
     }
+    static Vec choose_positive(Vec test, Vec yes, Vec no) {
+        return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(test, _mm256_setzero_ps(), _CMP_GT_OQ));
+    }
     // Adds every lane to one of `lanes` doubles.
     static void add_to(double* sums, Vec value) {
         const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));

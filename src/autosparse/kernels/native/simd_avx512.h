@@ -26,6 +26,9 @@ struct Avx512 {
     static Vec where_positive(Vec test, Vec value) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, _mm512_setzero_ps(), _CMP_GT_OQ), value);
     }
+    static Vec choose_positive(Vec test, Vec yes, Vec no) {
+        return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(test, _mm512_setzero_ps(), _CMP_GT_OQ), yes);
+    }
     // Adds every lane to one of `lanes` doubles.
     static void add_to(double* sums, Vec value) {
         const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));

@@ -37,6 +37,12 @@ struct Portable {
         }
         return value;
     }
+    static Vec choose_positive(Vec test, Vec yes, Vec no) {
+        for (int i = 0; i < lanes; ++i) {
+            no[i] = test[i] > 0.0f ? yes[i] : no[i];
+        }
+        return no;
+    }
     // Adds every lane to one of `lanes` doubles.
     static void add_to(double* sums, Vec value) {
         for (int i = 0; i < lanes; ++i) {

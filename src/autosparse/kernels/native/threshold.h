@@ -1,0 +1,69 @@
+// The soft threshold and its gradients, one pass over the weights each.
+#pragma once
+
+#include "arithmetic.h"
+#include "interface.h"
+#include "pixels.h"
+
+// Weights of a slice: the gradient of the threshold is summed slice by slice, whatever the number of threads.
+constexpr int64_t kThresholdSlice = 16384;
+// Vectors whose products are added up in float before they go to the doubles.
+constexpr int64_t kFloatVectors = 64;
+
+// Calls work(first, last) for every slice of `count` weights.
+template <class Work>
+void for_threshold_slices(int64_t count, int64_t threads, const Work& work) {
+    const int64_t slices = divide_up(count, kThresholdSlice);
+#pragma omp parallel for schedule(static) num_threads(static_cast<int>(smaller(threads, slices)))
+    for (int64_t slice = 0; slice < slices; ++slice) {
+        work(slice * kThresholdSlice, smaller((slice + 1) * kThresholdSlice, count));
+    }
+}
+
+template <class Simd>
+void soft_threshold(int64_t count, const float* weight, float threshold, int64_t threads, float* effective) {
+    using Vec = typename Simd::Vec;
+    const Vec bound = Simd::broadcast(threshold);
+    for_threshold_slices(count, threads, [&](int64_t first, int64_t last) {
+        for (int64_t each = first; each < last; each += Simd::lanes) {
+            const int here = static_cast<int>(smaller(Simd::lanes, last - each));
+            const Vec value = load_count<Simd>(weight + each, here);
+            const Vec above = Simd::relu(Simd::subtract(value, bound));
+            const Vec below = Simd::relu(Simd::subtract(Simd::subtract(Simd::zero(), value), bound));
+            store_count<Simd>(effective + each, Simd::subtract(above, below), here);
+        }
+    });
+}
+
+template <class Simd>
+void soft_threshold_gradients(int64_t count, const float* weight, const float* grad, float threshold, float gate,
+                              float reach, int64_t threads, float* scaled, double* sums) {
+    using Vec = typename Simd::Vec;
+    const Vec bound = Simd::broadcast(threshold), opening = Simd::broadcast(gate), from = Simd::broadcast(reach);
+    const Vec one = Simd::broadcast(1.0f);
+    for_threshold_slices(count, threads, [&](int64_t first, int64_t last) {
+        double totals[Simd::lanes] = {};
+        for (int64_t begin = first; begin < last; begin += kFloatVectors * Simd::lanes) {
+            const int64_t end = smaller(begin + kFloatVectors * Simd::lanes, last);
+            Vec sum = Simd::zero();
+            for (int64_t each = begin; each < end; each += Simd::lanes) {
+                const int here = static_cast<int>(smaller(Simd::lanes, end - each));
+                const Vec value = load_count<Simd>(weight + each, here);
+                const Vec negated = Simd::subtract(Simd::zero(), value);
+                const Vec size = Simd::choose_positive(value, value, negated);
+                const Vec pruned_share = Simd::choose_positive(Simd::subtract(from, size), Simd::zero(), opening);
+                const Vec share = Simd::choose_positive(Simd::subtract(size, bound), one, pruned_share);
+                const Vec product = Simd::multiply(share, load_count<Simd>(grad + each, here));
+                store_count<Simd>(scaled + each, product, here);
+                const Vec of_negative = Simd::where_positive(negated, product);
+                sum = Simd::add(sum, Simd::subtract(Simd::where_positive(value, product), of_negative));
+            }
+            Simd::add_to(totals, sum);
+        }
+        double total = 0;
+        for (const double each : totals) {
+            total += each;
+        }
+        sums[first / kThresholdSlice] = total;
+    });
+}

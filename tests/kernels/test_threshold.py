@@ -1,0 +1,86 @@
+"""The soft threshold by the kernels: torch's own bits, for every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from autosparse import functional
+from autosparse.functional import soft_threshold
+from autosparse.kernels import threshold
+
+RELAXED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def results(weight: Tensor, grad: Tensor, bound: float, gate: float, reach: float | None) -> list[Tensor]:
+    leaf, at = weight.clone().requires_grad_(), torch.tensor([bound], requires_grad=True)
+    effective = soft_threshold(leaf, at, gate, reach)
+    effective.backward(grad)
+    assert leaf.grad is not None
+    assert at.grad is not None
+    return [effective.detach(), leaf.grad, at.grad]
+
+
+@RELAXED
+@given(
+    shape=st.sampled_from([(1,), (7,), (33, 5), (8, 3, 3, 3), (130, 140), (20000,)]),
+    channels_last=st.booleans(),
+    bound=st.floats(-0.5, 2.5, width=32),
+    gate=st.floats(0, 1, width=32),
+    reach=st.none() | st.floats(0, 2, width=32),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**20),
+)
+def test_it_equals_torch(
+    instruction_set: str, shape: tuple[int, ...], channels_last: bool, bound: float, gate: float, reach: float | None,
+    threads: int, seed: int,
+) -> None:  # fmt: skip
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(seed)
+    weight, grad = (torch.randn(shape, generator=generator) for _ in range(2))
+    weight.view(-1)[0] = 0.0
+    if len(shape) == 4 and channels_last:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    assert threshold.fits(weight)
+    ours = results(weight, grad, bound, gate, reach)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional.native, "fits", lambda *_, **__: False)
+        theirs = results(weight, grad, bound, gate, reach)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+    assert ours[0].stride() == theirs[0].stride()
+    exact = -(weight.sign().double() * theirs[1].double()).sum()
+    assert abs(float(ours[2]) - float(exact)) <= 1e-6 * (1 + float(theirs[1].abs().sum()))
+
+
+def test_not_a_number_is_not_hidden(instruction_set: str) -> None:
+    weight, grad = torch.tensor([float("nan"), 2.0, -0.1]), torch.tensor([1.0, float("inf"), 1.0])
+    effective, of_weight, of_threshold = results(weight, grad, 0.5, 0.0, None)
+    assert effective.isnan().tolist() == [True, False, False]
+    assert of_weight[1] == float("inf")
+    assert of_threshold == -float("inf")
+
+
+def test_the_sum_does_not_depend_on_the_threads(native: None) -> None:
+    weight, grad = torch.randn(100_000), torch.randn(100_000)
+    sums = set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        sums.add(float(threshold.soft_threshold_gradients(weight, grad, 0.5, 0.3, None)[1]))
+    assert len(sums) == 1
+
+
+def test_what_cannot_be_read_directly_goes_to_torch(native: None) -> None:
+    weight = torch.randn(4, 6)
+    assert threshold.fits(weight)
+    assert not threshold.fits(weight.double())
+    assert not threshold.fits(weight[:, ::2])
+    assert not threshold.fits(weight, torch.ones(4, 1))
+    assert not threshold.fits(weight.to("meta"))
+    with FlopCounterMode(display=False):
+        assert not threshold.fits(weight)
+    assert soft_threshold(weight[:, ::2], 0.5).shape == (4, 3)
