@@ -104,8 +104,8 @@ def test_auto_follows_the_planner_and_says_what_it_chose(monkeypatch):
     monkeypatch.setattr(compute, "Planner", Planned)
     sp, _, _ = trained(STR(start_sparsity=0.8), "auto")
     assert ("strided", False, (5, 5), 0.2, "active") in asked
-    assert ("mix", True, (1, 150), 0.2, "active") in asked
-    assert len(asked) == 4 * (compute.FIRST_PLANS + 2), "after each of the first steps, then once an epoch"
+    assert ("mix", True, (1, 128), 0.2, "active") in asked
+    assert len(asked) == 4 * (1 + 2), "after the second step, when shapes are known, then once an epoch"
     assert "1 of 12 passes of 4 layers skip the zeros" in str(sp.report())
     assert "measuring took 0.2 s" in str(sp.report())
 

@@ -1,4 +1,4 @@
-"""What `pip install` makes of the sources, with and without a compiler; builds run here without isolation, so without a network."""
+"""What `pip install` makes of the sources, with and without a compiler; built without isolation, so without a network."""
 
 import importlib.util
 import os

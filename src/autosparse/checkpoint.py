@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from autosparse.tensors import mean_over_ranks, ranks
+from autosparse.tensors import from_first_rank, mean_over_ranks, ranks
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
@@ -29,6 +29,7 @@ def save(run: Sparsifier) -> dict[str, Any]:
         "history": list(run.history),
         "generator": run.generator.get_state(),
         "ledger": run.ledger.state_dict(),
+        "compute": run._compute.state_dict(),
         **{name: None if part is None else part.state_dict() for name, part in parts.items()},
     }
 
@@ -39,7 +40,7 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
-    missing = [key for key in save(run) if key not in state]
+    missing = [key for key in save(run) if key not in state and key != "compute"]  # which older states do not have
     if missing:
         raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
     differences = _differences(state, _identity(run))
@@ -51,6 +52,11 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
     run.history = list(state["history"])
     run.generator.set_state(state["generator"].cpu())  # torch.load(map_location=...) moves it
     run.ledger.load_state_dict(state["ledger"])
+    if run.ledger.profile is not None and run._recorder is not None:  # its hooks would make the next pass another one
+        run._recorder.close()
+        run._recorder = None
+    if "compute" in state:
+        run._compute.load_state_dict(state["compute"], run.layers, run.model)
     for name, part in (("guard", run.guard), ("controller", run.controller), ("tuner", run.tuner)):
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
@@ -61,10 +67,9 @@ def share(run: Sparsifier) -> None:
     if ranks() == 1:
         return
     device = run.layers[0].stored.device
-    held, refusal = [save(run)], None
-    dist.broadcast_object_list(held, src=0, device=device)
+    state, refusal = from_first_rank(save(run), device), None
     try:
-        load(run, held[0])
+        load(run, state)
     except ValueError as error:
         refusal = error
     # all ranks stop together: one that went on alone would wait for the others forever

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -14,22 +15,35 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autosparse import kernels
 from autosparse.kernels import fused_step
+from autosparse.kernels.fusion import fused_convolutions
 from autosparse.kernels.geometry import Convolution
 from autosparse.kernels.planner import DENSE, Passes, Planner, Workload
 from autosparse.layer import Layer
 from autosparse.parametrizations import SoftThreshold, SparseParametrization
+from autosparse.tensors import from_first_rank, leads, ranks
 
 MODES = ("auto", "dense", "sparse")
 SPARSE = Passes(True, True, True)
-FIRST_PLANS = 2  # after this many steps shapes are known and caches are warm
+FIRST_PLANS = 2  # the first begins to watch the shapes of inputs, after the second step they are known
+COUNTED = "dense compute with torch: the zeros are counted, not skipped"
 
 
 class Route:
     """What the overridden forward of one module follows."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes, input_shape: torch.Size | None = None) -> None:
         self.passes = passes
-        self.input_shape: torch.Size | None = None
+        self._input_shape = input_shape
+
+    @property
+    def input_shape(self) -> torch.Size | None:
+        """The largest that was seen: the last batch of an epoch may be a small one."""
+        return self._input_shape
+
+    @input_shape.setter
+    def input_shape(self, shape: torch.Size) -> None:
+        if self._input_shape is None or shape.numel() > self._input_shape.numel():
+            self._input_shape = shape
 
     def wanted(self, module: nn.Module) -> str | Tensor:
         """Where the weight needs a gradient now: "all", "active" or a mask."""
@@ -51,59 +65,124 @@ class LayerPlan:
 
 
 class Compute:
-    """The choice for a whole model: "dense", "sparse" wherever a kernel fits, or "auto": what measured faster."""
+    """The choice for a whole model: "dense", "sparse" wherever a kernel fits, or "auto": what measured faster.
+
+    Under "auto" a module is left as it was found unless a pass of it runs sparse.
+    """
 
     def __init__(self) -> None:
         self.mode = "dense"
+        self.fuse = True  # batch norms, ReLUs and residual sums with the convolutions around them
         self.planner: Planner | None = None
+        self.first_plans = 0  # still to come, one after each step
+        self._shapes: dict[str, torch.Size] = {}
         self._routed: dict[str, Route] = {}
         self._fused: nn.Module | None = None
 
-    def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module | None = None) -> None:
-        """Put forward overrides on the modules that a kernel can serve, or take them off.
-
-        With a model its batch norms, ReLUs and residual sums are fused with its convolutions where they can be.
-        """
+    def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module) -> None:
+        """Begin anew in a mode."""
         if mode not in MODES:
             raise ValueError(f"compute mode {mode!r}; allowed: {', '.join(MODES)}")
         if mode == "sparse" and not kernels.available():
             raise RuntimeError(f'the sparse kernels cannot run here: {kernels.why_not()}; use "auto" or "dense"')
-        for layer in layers:
-            _unroute(layer)
-        if self._fused is not None:
-            fused_step.remove(self._fused)
-        self.mode, self._routed, self.planner, self._fused = mode, {}, None, None
-        if mode == "dense" or not kernels.available():
-            return
-        self.planner = Planner() if mode == "auto" else None
-        for layer in layers:
-            if fits(layer):
-                self._routed[layer.name] = _route(layer, DENSE if mode == "auto" else SPARSE)
-        if mode == "sparse" and not self._routed:
-            raise RuntimeError("no sparsified layer is a float32 Linear or ungrouped Conv2d on the CPU: nothing can run sparse")
-        if model is not None and self._routed:
-            fused_step.install(model)
-            self._fused = model
+        self._follow({}, layers, model)
+        self.mode, self._shapes, self.planner, self.first_plans = mode, {}, None, 0
+        if mode == "sparse":
+            self._follow({layer.name: SPARSE for layer in layers if fits(layer)}, layers, model)
+            if not self._routed:
+                raise RuntimeError(
+                    "no sparsified layer is a float32 Linear or ungrouped Conv2d on the CPU: nothing can run sparse"
+                )
+        elif mode == "auto":
+            self.planner, self.first_plans = Planner() if kernels.available() else None, FIRST_PLANS
 
-    def plan(self, layers: Sequence[Layer], densities: Sequence[float], rare: bool = False) -> None:
-        """Under "auto": decide for every layer and pass, from times measured at its shape and present density.
+    def plan(self, layers: Sequence[Layer], densities: Sequence[float], model: nn.Module, rare: bool = False) -> None:
+        """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
 
-        `rare`: pruned weights receive gradients at few steps only, so plan for the steps between.
+        `rare`: pruned weights receive gradients at few steps only, so plan for the steps between. All ranks follow rank 0.
         """
-        if self.planner is None:
+        if self.mode != "auto":
             return
-        for layer, density in zip(layers, densities, strict=True):
-            route = self._routed.get(layer.name)
-            if route is None or route.input_shape is None:
-                continue
-            part = layer.parametrization
-            wanted = "active" if rare else part.wanted
-            wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
-            try:
-                workload = _workload(layer, route.input_shape)
-                route.passes = self.planner.decide(layer.name, workload, density, wanted, wanted_density)
-            except ValueError:  # larger than the kernels' indices reach
-                route.passes = DENSE
+        self.first_plans = max(0, self.first_plans - 1)
+        if layers[0].stored.device.type != "cpu":
+            return
+        self._shapes = self._seen()
+        found = {}
+        fused = fused_convolutions(model) if self.fuse else set()
+        if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
+            for layer, density in zip(layers, densities, strict=True):
+                if layer.name in self._routed or fits(layer):
+                    found[layer.name] = self._decide(layer, density, rare, layer.places[0].module in fused)
+        if ranks() > 1:
+            planned = None if self.planner is None else self.planner.state_dict()
+            found, self._shapes, planned = from_first_rank((found, self._shapes, planned), layers[0].stored.device)
+            if self.planner is not None and planned is not None:
+                self.planner.load_state_dict(planned)
+        if self.planner is not None:
+            self._follow(found, layers, model)
+
+    def _seen(self) -> dict[str, torch.Size]:
+        """The input shapes that are known of layers."""
+        routed = {name: route.input_shape for name, route in self._routed.items()}
+        return self._shapes | {name: shape for name, shape in routed.items() if shape is not None}
+
+    def _decide(self, layer: Layer, density: float, rare: bool, fused: bool) -> Passes:
+        assert self.planner is not None
+        shape = self._shapes.get(layer.name)
+        if shape is None:
+            return DENSE
+        part = layer.parametrization
+        wanted = "active" if rare else part.wanted
+        wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
+        try:
+            return self.planner.decide(layer.name, _workload(layer, shape, fused), density, wanted, wanted_density)
+        except ValueError:  # larger than the kernels' indices reach
+            return DENSE
+
+    def _follow(self, passes: Mapping[str, Passes], layers: Sequence[Layer], model: nn.Module) -> None:
+        """Put forward overrides where a pass is sparse or a shape is unknown, and take the others off."""
+        for layer in layers:
+            chosen = passes.get(layer.name)
+            if chosen is None or not (any(chosen) or layer.name not in self._shapes):
+                if self._routed.pop(layer.name, None):
+                    _unroute(layer)
+            elif layer.name in self._routed:
+                self._routed[layer.name].passes = chosen
+            else:
+                self._routed[layer.name] = _route(layer, Route(chosen, self._shapes.get(layer.name)))
+        if self.fuse and any(any(chosen) for chosen in passes.values()):
+            if self._fused is None:
+                fused_step.install(model)
+            self._fused = model
+        elif self._fused is not None:
+            fused_step.remove(self._fused)
+            self._fused = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured and decided, in plain values; a run that goes on from it computes in the same way."""
+        return {
+            "threads": torch.get_num_threads(),
+            "kernels": kernels.instruction_set(),
+            "first_plans": self.first_plans,
+            "shapes": {name: list(shape) for name, shape in self._seen().items()},
+            "passes": {name: list(route.passes) for name, route in self._routed.items()},
+            "planner": None if self.planner is None else self.planner.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
+        """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""
+        if self.planner is None or state["planner"] is None:
+            return
+        # ranks plan together or not at all: in a group each takes what was saved
+        same = state["kernels"] == kernels.instruction_set() and (ranks() > 1 or state["threads"] == torch.get_num_threads())
+        if not same:
+            self.choose("auto", layers, model)
+            return
+        self.planner.load_state_dict(state["planner"])
+        self.first_plans = state["first_plans"]
+        self._shapes = {name: torch.Size(shape) for name, shape in state["shapes"].items()}
+        known = {layer.name for layer in layers if layer.name in self._routed or fits(layer)}
+        self._follow({name: Passes(*each) for name, each in state["passes"].items() if name in known}, layers, model)
 
     def plans(self, layers: Sequence[Layer], densities: Sequence[float]) -> list[LayerPlan]:
         """How every layer runs now."""
@@ -117,17 +196,26 @@ class Compute:
         return found
 
     def __str__(self) -> str:
-        if self.mode == "dense":
-            skip = '; sp.compute("auto") skips them where that is faster' if kernels.available() else ""
-            return f"dense compute with torch: the zeros are counted, not skipped{skip}"
-        if not kernels.available():
-            return f"dense compute with torch: the zeros are counted, not skipped ({kernels.why_not()})"
         passes = [passed for route in self._routed.values() for passed in route.passes]
-        spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"
-        where = f"of {len(self._routed)} layers skip the zeros ({kernels.instruction_set()} kernels)"
+        if not any(passes):
+            return f"{COUNTED}{self._why_dense()}"
+        served = len({*self._routed, *self._shapes})
+        where = f"of {served} layers skip the zeros ({kernels.instruction_set()} kernels)"
         fused = 0 if self._fused is None else fused_step.count_fused(self._fused)
         norms = f"; {fused} batch norms are fused with their convolutions" if fused else ""
-        return f"{sum(passes)} of {len(passes)} passes {where}{norms}{spent}"
+        spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"
+        return f"{sum(passes)} of {served * len(Passes._fields)} passes {where}{norms}{spent}"
+
+    def _why_dense(self) -> str:
+        if not kernels.available():
+            return f" ({kernels.why_not()})"
+        if self.mode == "dense":
+            return '; sp.compute("auto") skips them where that is faster'
+        if torch.are_deterministic_algorithms_enabled():
+            return " (torch.use_deterministic_algorithms is on)"
+        if self.planner is not None and self.planner.decisions:
+            return f" (dense measured faster in {self.planner.seconds_spent:.1f} s)"
+        return " (layers are measured once they are sparse, if they are large enough to gain)"
 
 
 def fits(layer: Layer) -> bool:
@@ -145,9 +233,8 @@ def fits(layer: Layer) -> bool:
     return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
-def _route(layer: Layer, passes: Passes) -> Route:
+def _route(layer: Layer, route: Route) -> Route:
     module = layer.places[0].module
-    route = Route(passes)
     module.sparse_route = route  # type: ignore[assignment]
     forward = _conv_forward if isinstance(module, nn.Conv2d) else _linear_forward
     module.forward = MethodType(forward, module)
@@ -193,9 +280,9 @@ def _conv_forward(self: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _passes(module: nn.Module, x: Tensor) -> Passes | None:
-    """The passes to run sparse, or None for an all-dense layer; remembers the input's shape for the planner."""
+    """The passes to run sparse, or None for an all-dense layer; remembers a training input's shape for the planner."""
     route = _route_of(module)
-    if not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         route.input_shape = x.shape
     usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
     return route.passes if usable and any(route.passes) else None
@@ -206,10 +293,12 @@ def _route_of(module: nn.Module) -> Route:
     return route
 
 
-def _workload(layer: Layer, shape: torch.Size) -> Workload:
+def _workload(layer: Layer, shape: torch.Size, fused: bool = False) -> Workload:
     module, threads = layer.places[0].module, torch.get_num_threads()
     if isinstance(module, nn.Linear):
-        return Workload(Convolution(1, shape[-1], (1, shape[:-1].numel()), layer.shape[0]), True, threads)
+        # sequences differ in length from batch to batch: all of about the same size are one workload
+        rows = 2 ** round(math.log2(max(1, shape[:-1].numel())))
+        return Workload(Convolution(1, shape[-1], (1, rows), layer.shape[0]), True, threads)
     assert isinstance(module, nn.Conv2d)
     images = 1 if len(shape) == 3 else shape[0]
     padding = tuple(module._reversed_padding_repeated_twice[3::-2]) if isinstance(module.padding, str) else module.padding
@@ -217,7 +306,7 @@ def _workload(layer: Layer, shape: torch.Size) -> Workload:
         images, layer.shape[1], (shape[-2], shape[-1]), layer.shape[0], (layer.shape[2], layer.shape[3]),
         _pair(module.stride), _pair(padding), _pair(module.dilation),
     )  # fmt: skip
-    return Workload(conv, False, threads)
+    return Workload(conv, False, threads, fused)
 
 
 def _pair(value: Sequence[int]) -> tuple[int, int]:

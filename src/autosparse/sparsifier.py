@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from autosparse import checkpoint, plain, steering, summary
 from autosparse.autotune import AlphaTuner, TargetController
 from autosparse.binding import Binding, unwrap
-from autosparse.compute import FIRST_PLANS, Compute
+from autosparse.compute import Compute
 from autosparse.cost import Ledger, Recorder, profile
 from autosparse.groups import build_groups, check_optimizers, find_groups
 from autosparse.guard import Event, Guard, GuardState
@@ -106,6 +106,7 @@ class Sparsifier:
         for layer in self.layers:
             layer.attach(method.parametrization(layer, self))
         self._alpha = method.annealed(self)
+        self._compute.choose("auto", self.layers, model)
         self._started = False
         self._start()
 
@@ -144,7 +145,7 @@ class Sparsifier:
         return list(self.guard.events) if self.guard else []
 
     def compute(self, mode: str) -> None:
-        """How sparsified layers run: "dense" (the default), "sparse", or "auto": each pass as it measured faster."""
+        """How sparsified layers run: "auto" (the default): each pass as it measured faster; "dense"; or "sparse"."""
         self._require_attached()
         self._compute.choose(mode, self.layers, self.model)
 
@@ -238,7 +239,7 @@ class Sparsifier:
         self._push()
         self.history.append(summary.epoch_record(self, value))
         self._warn_if_dense()
-        self._compute.plan(self.layers, self.history[-1]["densities"], self.method.gate_is_rare())
+        self._compute.plan(self.layers, self.history[-1]["densities"], self.model, self.method.gate_is_rare())
         self._settled = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
@@ -277,7 +278,7 @@ class Sparsifier:
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
             return into
-        self._compute.choose("dense", self.layers)
+        self._compute.choose("dense", self.layers, self.model)
         plain.bake(self.layers, self._orders)
         if self._binding:
             self._binding.remove()
@@ -345,8 +346,8 @@ class Sparsifier:
             steering.watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
         self._push()
-        if self.step <= FIRST_PLANS:
-            self._compute.plan(self.layers, self.densities(), self.method.gate_is_rare())
+        if self._compute.first_plans:
+            self._compute.plan(self.layers, self.densities(), self.model, self.method.gate_is_rare())
 
     def _check_first_step(self) -> None:
         assert self._binding is not None

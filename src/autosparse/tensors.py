@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 SAMPLE = 20_000
+T = TypeVar("T")
 EXACT = 2**24  # as many ones a float32 can count
 
 
@@ -96,6 +99,20 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def leads() -> bool:
+    """Whether this process decides for all of them."""
+    return ranks() == 1 or dist.get_rank() == 0
+
+
+def from_first_rank(value: T, device: torch.device) -> T:
+    """The leading process's value, on all of them: plain values and tensors."""
+    if ranks() == 1:
+        return value
+    held = [value]
+    dist.broadcast_object_list(held, src=0, device=device)
+    return held[0]
 
 
 def mean_over_ranks(value: float, device: torch.device) -> float:

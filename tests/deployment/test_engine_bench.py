@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
+from autosparse import cli, models
+from autosparse.cli import bench_infer
 from autosparse.cli.bench import app
 from autosparse.cli.bench_infer import fractions, numbers, pruned, zeros
 from autosparse.deployment.engine_bench import COMPILED, EAGER, ORT, Timing, rows_of, take_turns
@@ -54,6 +58,49 @@ def test_it_measures_and_writes(tmp_path: Path) -> None:
     assert any("conv6" in layer["name"] for table in found["layers"].values() for layer in table)
     again = CliRunner().invoke(whole, [*given, "--out", str(out)])
     assert "is there already" in str(again.exception)
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_what_is_measured_of_a_run_stands_in_its_model_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.chdir(tmp_path)
+    settings = ["train.epochs=1", "train.dense_beside=false", "train.threads=1", "model.arguments.width=8"]
+    everything = ["train", "--quiet", "--no-report", "--out", "runs/mine"]
+    for setting in settings:
+        everything += ["--set", setting]
+    bench = ["bench", "infer", "runs/mine", "--batch", "1,2", "--threads", "1", "--rounds", "1", "--no-compile"]
+    for arguments in (everything, bench, ["export", "runs/mine", "--format", "hub"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 0
+    rows = json.loads(Path("runs/mine/bench.json").read_text())["rows"]
+    assert {(row["model"], row["batch"]) for row in rows} == {("mine", 1), ("mine", 2)}
+    card = Path("runs/mine/export/hub/README.md").read_text()
+    assert "| model | contestant | batch | threads | milliseconds |" in card
+    for row in rows:
+        assert f"| mine | {row['contestant']} | {row['batch']} | 1 | {row['milliseconds']:.4g} |" in card
+    assert "clock processor time on one thread" in card
+    assert "Not measured" not in card
+    with pytest.raises(SystemExit) as stopped:  # before anything is measured again
+        cli.main(bench)
+    assert stopped.value.code != 0
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = partial(models.transformer, 1200, 16, 2, 32, 1, 1)
+    monkeypatch.setattr(models, "build", lambda name: small() if name == "transformer" else None)
+    monkeypatch.setattr(bench_infer, "example", lambda name, batch: (torch.randint(3, 1200, (batch, 5)),))
+    given = ["bench", "infer", "transformer", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
+    done = CliRunner().invoke(whole, [*given, "--layers", "--out", str(tmp_path / "speed.json")])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert {row["contestant"] for row in rows} >= {EAGER, "ours, 90% zeros", "ours, 90% zeros, vocabulary too"}
+    assert "writes other tokens" not in done.output
+    assert "ours, 90% zeros: vocabulary layer dense" in done.output
+    assert "decoder.0.attention.query" in done.output
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "-1"])

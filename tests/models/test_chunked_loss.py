@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import autosparse
-from autosparse import AutoSparse
+from autosparse import AutoSparse, kernels
 from autosparse.models import chunked_cross_entropy
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
 
 
 def pieces(tokens, size=6, vocabulary=11, bias=True, dtype=torch.float64, ignored=0, seed=0):
@@ -90,7 +92,7 @@ def test_a_frozen_layer_gets_no_gradient():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize("mode", ["dense", "auto"])
+@pytest.mark.parametrize("mode", ["dense", pytest.param("sparse", marks=needs_kernels)])
 def test_a_sparsified_layer_learns_weight_and_threshold_alike(alpha, mode):
     found = []
     for chunked in (True, False):

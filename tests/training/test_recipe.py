@@ -55,7 +55,7 @@ def mistakes(*overrides: str, recipe: str = "digits") -> str:
         ("schedule.name=inverse-sqrt", "inverse-sqrt needs warmup_steps"),
         ("train.accumulate=5", "train.accumulate: 5 does not split a batch of 64 images evenly"),
         ("optimizer={name: adam, lr: 1e-3, nesterov: true}", "optimizer.nesterov: needs name: sgd"),
-        ("train={epochs: 3, strategy: fsdp, compute: auto}", "train.compute: auto cannot run with strategy: fsdp"),
+        ("train={epochs: 3, strategy: fsdp, compute: sparse}", "train.compute: sparse cannot run with strategy: fsdp"),
         ("data.source=idx", "data: source: idx needs `path`"),
     ],
 )

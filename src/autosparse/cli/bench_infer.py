@@ -22,13 +22,14 @@ HELP = """Time inference: ours, torch eager, torch.compile, and dense onnxruntim
 
 WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), or
 the folder of a finished run, taken as it is. On one thread processor time is measured, on more the wall clock; ratios are
-of the least times. Transformers are timed translating greedily, a token at a time.
+of the least times. Transformers are timed translating greedily, a token at a time, with the vocabulary layer dense as
+recipes leave it, and pruned like the rest. What is measured of a run goes into its bench.json, where its model card finds it.
 
 Examples:
 
-  autosparse bench infer resnet50 mobilenet_v1 --batch 1 --threads 1
+  autosparse bench infer resnet50 mobilenet_v1 --batch 1 --threads 1 --out speed.json
 
-  autosparse bench infer runs/digits --out digits-speed.json
+  autosparse bench infer runs/digits
 """
 
 
@@ -40,40 +41,63 @@ def run(
     rounds: int = typer.Option(15, help="Timed calls of each contestant."),
     compiled: bool = typer.Option(True, "--compile/--no-compile", help="Whether torch.compile takes part."),
     layers: bool = typer.Option(False, "--layers", help="Print how every layer is computed."),
-    out: Path | None = typer.Option(None, help="JSON file to write."),
-    force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
+    out: Path | None = typer.Option(None, help="JSON file to write; of a run, bench.json in its folder by default."),
+    force: bool = typer.Option(False, "--force", help="Replace JSON files that are there."),
 ) -> None:
     import torch
 
     from autosparse.training.folder import write_json
 
-    if out is not None and out.exists() and not force:
-        raise ValueError(f"{out} is there already; give another --out, or --force to replace it")
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: give 1 or more")
-    batches, counts = numbers(batch, "--batch"), numbers(threads, "--threads")
+    batches, counts, sparsities = numbers(batch, "--batch"), numbers(threads, "--threads"), fractions(sparsity)
+    names = what or list(MODELS)
+    files = {name: out or run_file(name) for name in names}
+    for given in filter(None, files.values()):
+        if given.exists() and not force:
+            raise ValueError(f"{given} is there already; give another --out, or --force to replace it")
     facts = machine()
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    rows: list[Row] = []
-    tables: dict[str, list[dict[str, Any]]] = {}
+    found: dict[Path, dict[str, Any]] = {}
     before = torch.get_num_threads()
     try:
-        for name in what or list(MODELS):
+        for name in names:
+            file = files[name]
             for count in counts:
                 torch.set_num_threads(count)
                 for samples in batches:
-                    found, choices = measure(name, fractions(sparsity), samples, count, rounds, compiled)
-                    show(found)
-                    rows += found
-                    for title, table in choices.items():
-                        tables[f"{name}, {title}, batch {samples}, {count} threads"] = [asdict(each) for each in table]
-                        if layers:
-                            show_layers(f"{name}, {title}", table)
+                    rows, choices = measure(name, sparsities, samples, count, rounds, compiled)
+                    show(rows)
+                    if layers:
+                        for title, table in choices.items():
+                            show_layers(f"{short(name)}, {title}", table)
+                    if file is not None:
+                        record(found.setdefault(file, {"machine": facts, "rows": [], "layers": {}}), rows, choices)
+                        write_json(file, found[file])
     finally:
         torch.set_num_threads(before)
-    if out is not None:
-        write_json(out, {"machine": facts, "rows": [row.as_dict() for row in rows], "layers": tables})
-        typer.echo(f"written to {out}")
+    for file in found:
+        typer.echo(f"written to {file}")
+
+
+def run_file(name: str) -> Path | None:
+    """Where a run keeps what is measured of it; None for a built-in model."""
+    from autosparse.deployment.card import BENCH
+
+    return Path(name) / BENCH if Path(name).is_dir() else None
+
+
+def record(content: dict[str, Any], rows: list[Row], choices: dict[str, list[LayerChoice]]) -> None:
+    """Add one condition to what a file holds."""
+    content["rows"] += [row.as_dict() for row in rows]
+    condition = f"{rows[0].model}, batch {rows[0].batch}, {rows[0].threads} threads"
+    for title, table in choices.items():
+        content["layers"][f"{condition}, {title}"] = [asdict(each) for each in table]
+
+
+def short(name: str) -> str:
+    """A model's name, or that of a run's folder: where a disk has it is nobody's business."""
+    return Path(name).resolve().name if Path(name).is_dir() else name
 
 
 run.__doc__ = HELP
@@ -122,6 +146,8 @@ def contestants(name: str, sparsities: list[float]) -> Iterator[tuple[str, nn.Mo
         return
     for sparsity in sparsities:
         yield f"ours, {sparsity:.0%} zeros", pruned(name, sparsity)
+        if name == "transformer":
+            yield f"ours, {sparsity:.0%} zeros, vocabulary too", pruned(name, sparsity, dense_layers=())
 
 
 def zeros(model: nn.Module) -> float:
@@ -132,8 +158,8 @@ def zeros(model: nn.Module) -> float:
     return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)
 
 
-def pruned(name: str, sparsity: float) -> nn.Module:
-    """A built-in model with the smallest weights of every layer set to zero; batch norms as after some training."""
+def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAYERS) -> nn.Module:
+    """A built-in model with the smallest weights of other layers set to zero; batch norms as after some training."""
     import torch
     from torch import nn
 
@@ -145,7 +171,7 @@ def pruned(name: str, sparsity: float) -> nn.Module:
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_var is not None
             layer.running_var.uniform_(0.5, 1.5)
-        if not isinstance(layer, nn.Conv2d | nn.Linear) or layer_name in DENSE_LAYERS or sparsity == 0:
+        if not isinstance(layer, nn.Conv2d | nn.Linear) or layer_name in dense_layers or sparsity == 0:
             continue
         if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer_name == "conv1"):
             continue
@@ -188,8 +214,9 @@ def measure(
     models = list(contestants(name, sparsities))
     with torch.no_grad():
         if isinstance(models[0][1], Transformer):
-            calls, notes = translation_contestants(dict(models), inputs[0], threads, TOKENS)
-            tables: dict[str, list[LayerChoice]] = {}
+            translators = {title: model for title, model in models if isinstance(model, Transformer)}
+            calls, notes, ours = translation_contestants(translators, inputs[0], threads, TOKENS)
+            tables = {title: deployed.layers() for title, deployed in ours.items()}
         else:
             ours = {}
             for title, model in models:
@@ -202,7 +229,7 @@ def measure(
         timings = take_turns(calls, threads, rounds)
     for note in notes:
         typer.echo(f"note: {note}")
-    return rows_of(name, batch, threads, timings), tables
+    return rows_of(short(name), batch, threads, timings), tables
 
 
 def show(rows: list[Row]) -> None:

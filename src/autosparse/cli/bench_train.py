@@ -40,9 +40,11 @@ def run(
     threads: int = typer.Option(2, min=1, help="Threads of both sides."),
     rounds: int = typer.Option(9, min=1, help="Timed steps of each side."),
     alpha: float = typer.Option(0.0, help="What pruned weights receive of their gradient; above 0 it is made for all weights."),
-    dense_grad_every: int = typer.Option(1, min=1, help="With alpha: make that gradient at every k-th step only."),
+    dense_grad_every: int = typer.Option(
+        1, min=1, help="With alpha: make that gradient at every k-th step only; the mean of k steps is timed."
+    ),
     backward_sparsity: float = typer.Option(0.0, help="With alpha: make no gradient for this fraction of smallest weights."),
-    compute: str = typer.Option("auto", help="auto, sparse or dense: how AutoSparse's layers run."),
+    compute: str = typer.Option("auto", help="auto, sparse, dense: how AutoSparse's layers run; several take turns."),
     layer_by_layer: bool = typer.Option(False, "--layer-by-layer", help="Do not fuse batch norms with convolutions."),
     exclude: str = typer.Option("", help="Layers to leave dense, such as fc or output, separated by commas."),
     default_malloc: bool = typer.Option(
@@ -56,10 +58,11 @@ def run(
 ) -> None:
     if out is not None and out.exists() and not force:
         raise ValueError(f"{out} is there already; give another --out, or --force to replace it")
-    if compute not in MODES:
+    modes = list(dict.fromkeys(part.strip() for part in compute.split(",")))
+    if not set(modes) <= set(MODES):
         raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
 
-    from autosparse.experiments.training_bench import Settings, compare, layer_plans, peak_bytes, prepare
+    from autosparse.experiments.training_bench import Settings, Start, compare, layer_plans, peak_bytes, prepare
     from autosparse.training.folder import write_json
 
     settings = Settings(
@@ -71,23 +74,19 @@ def run(
         alpha=alpha,
         dense_grad_every=dense_grad_every,
         backward_sparsity=backward_sparsity,
-        compute=compute,
         layer_by_layer=layer_by_layer,
         exclude=tuple(part.strip() for part in exclude.split(",") if part.strip()),
         default_malloc=default_malloc,
         cpu_time=cpu_time,
     )
     task = prepare(settings)
-    starts: list[float | None] = [None] if task.densities is not None else list(fractions(sparsity))
+    begins: list[float | None] = [None] if task.densities is not None else list(fractions(sparsity))
+    starts = [Start(each, mode) for each in begins for mode in modes]
     facts = machine(settings)
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     rows, sides = compare(task, settings, starts, rounds)
     if memory:
-        starts_of = [None, *starts]
-        rows = [
-            replace(row, peak_bytes=peak_bytes(settings, start, sparse=place > 0))
-            for place, (row, start) in enumerate(zip(rows, starts_of, strict=True))
-        ]
+        rows = [replace(row, peak_bytes=peak_bytes(settings, start)) for row, start in zip(rows, [None, *starts], strict=True)]
     typer.echo(f"\n{task.name}, {task.size}, {threads} thread{'s' if threads > 1 else ''}, alpha {alpha:g}")
     show(rows)
     tables = {name: layer_plans(side.run) for name, side in sides.items() if side.run is not None}

@@ -142,9 +142,10 @@ def _speed(bench: Mapping[str, Any]) -> str:
     if not rows:
         return "Not measured.\n"
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    heads = [column.replace("_", " ") for column in columns]
     cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     machine = ", ".join(f"{key} {value}" for key, value in dict(bench.get("machine") or {}).items())
-    return f"{_table(columns, cells)}\nMeasured on: {machine or 'a machine that was not recorded'}.\n"
+    return f"{_table(heads, cells)}\nMeasured on: {machine or 'a machine that was not recorded'}.\n"
 
 
 def _training(result: Mapping[str, Any], run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -193,4 +194,4 @@ def _fraction(value: Any, meaning: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from autosparse.deployment.capture import CannotCaptureError, Examples, capture, with_shapes
+from autosparse.deployment.decoder_program import can_run
 from autosparse.deployment.decoding import greedy
+from autosparse.deployment.decoding_native import NativeDecoder
 from autosparse.deployment.engine_layerwise import replace_layers
 from autosparse.deployment.engine_linear import PackedLinear
 from autosparse.deployment.engine_native import LayerChoice, NativeRegion
@@ -24,6 +26,7 @@ from autosparse.warning import warn
 
 # A result further off than this, as a fraction of the largest value, is a defect and not rounding.
 TOLERANCE = 1e-4
+COMPARED_TOKENS = 4
 
 
 class Deployed(nn.Module):
@@ -76,11 +79,18 @@ class Deployed(nn.Module):
 
 
 class DeployedTransformer(Deployed):
-    """Our Transformer: greedy translation keeps the keys and values of earlier tokens."""
+    """Our Transformer: greedy translation keeps the keys and values of earlier tokens; natively, if there is a decoder."""
 
+    def __init__(self, module: nn.Module, notes: list[str], threads: int, decoder: NativeDecoder | None) -> None:
+        super().__init__(module, notes, threads)
+        self.decoder = decoder
+
+    @torch.no_grad()
     def generate(self, source: Tensor, start_id: int, end_id: int, max_length: int = 128) -> Tensor:
         """What the plain model's `generate` gives, one token a step."""
         assert isinstance(self.module, Transformer)
+        if self.decoder is not None and max_length > 0 and self.decoder.takes(source, max_length):
+            return self.decoder.translate(source, start_id, end_id, max_length)
         return greedy(self.module, source, start_id, end_id, max_length)
 
 
@@ -106,9 +116,35 @@ def deploy(model: nn.Module, example_input: Tensor | Examples, *, threads: int |
             notes += replace_layers(found, examples, engine, count)
             if not agree(found(*examples), wanted):
                 raise RuntimeError("the deployed model computes something else than the plain one: please report this model")
+        decoder = _decoder(found, examples, engine, count, notes)
     for note in notes:
         warn(f"deploy: {note}")
-    return (DeployedTransformer if isinstance(found, Transformer) else Deployed)(found, notes, count)
+    if isinstance(found, Transformer):
+        return DeployedTransformer(found, notes, count, decoder)
+    return Deployed(found, notes, count)
+
+
+def _decoder(
+    model: nn.Module, examples: Examples, engine: inference.Engine | None, threads: int, notes: list[str]
+) -> NativeDecoder | None:
+    """The native decoder of our Transformer, if it gives what the model gives for the example's first tokens."""
+    if engine is None or not isinstance(model, Transformer) or not can_run(model):
+        return None
+    source, target = examples
+    assert isinstance(source, Tensor)
+    assert isinstance(target, Tensor)
+    decoder = NativeDecoder(model, engine, threads)
+    begin = target[:, :COMPARED_TOKENS]
+    if not begin.numel() or not decoder.takes(source, begin.shape[1]):
+        return decoder
+    states = model.encode(source)
+    wanted = model.decode(begin, states, source == model.padding_id)
+    with decoder.sentences(states, source != model.padding_id, begin.shape[1]) as sentences:
+        for position in range(begin.shape[1]):
+            if not agree(model.output(sentences.states(begin[:, position], position)), wanted[:, position]):
+                notes.append("the native decoder computes something else than the model; translations are decoded in torch")
+                return None
+    return decoder
 
 
 def _captured(

@@ -1,4 +1,4 @@
-"""Greedy translation side by side: the same loop around our step, torch's and onnxruntime's, all with kept keys and values."""
+"""Greedy translation side by side: our decoder, and one loop around torch's and onnxruntime's; all keep keys and values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from autosparse.deployment.decoding import Step, loop
-from autosparse.deployment.engine import Deployed, deploy
+from autosparse.deployment.decoding import Step, greedy, loop
+from autosparse.deployment.engine import Deployed, DeployedTransformer, deploy
 from autosparse.deployment.engine_bench import EAGER, ORT, Call, onnx_session
+from autosparse.deployment.engine_linear import PackedLinear
 from autosparse.models.transformer import Transformer
 
 START_ID = 1
@@ -32,19 +33,21 @@ class OnnxStep:
 
 
 def translation_contestants(
-    models: Mapping[str, nn.Module], source: Tensor, threads: int, tokens: int
-) -> tuple[dict[str, Call], list[str]]:
+    models: Mapping[str, Transformer], source: Tensor, threads: int, tokens: int
+) -> tuple[dict[str, Call], list[str], dict[str, Deployed]]:
     """Everyone writes `tokens` tokens for these sentences; encoding is part of it for none, decoding for all."""
-    notes = ["decoding alone is timed: the encoder's states are there already; torch.compile takes no part in it"]
+    notes = [
+        f"{tokens} tokens for sentences of {source.shape[1]} words; decoding alone is timed: the encoder's states, and "
+        "their keys and values, are there already; torch.compile takes no part in it"
+    ]
     (*_, last) = models.values()
-    assert isinstance(last, Transformer)
     step = Step(last).eval()
     memory = step.memory(last.encode(source)).contiguous()
 
-    def translate(step: Any, model: Transformer) -> Call:
-        return lambda: loop(step, memory, source, model, START_ID, NO_END, tokens)
+    def translate(step: Any) -> Call:
+        return lambda: loop(step, memory, source, last, START_ID, NO_END, tokens)
 
-    calls: dict[str, Call] = {EAGER: translate(step, last)}
+    calls: dict[str, Call] = {EAGER: translate(step)}
     layers, _, batch, heads, _, width = memory.shape
     seen = torch.ones(batch, 1, 1, 4, dtype=torch.bool)
     examples = (
@@ -52,14 +55,36 @@ def translation_contestants(
         memory, seen, torch.ones(batch, 1, 1, source.shape[1], dtype=torch.bool),
     )  # fmt: skip
     try:
-        calls[ORT] = translate(OnnxStep(step, examples, threads), last)
+        calls[ORT] = translate(OnnxStep(step, examples, threads))
     except ImportError as error:
         notes.append(f"onnxruntime was left out: {error}; pip install onnx onnxscript onnxruntime")
+    ours: dict[str, Deployed] = {}
     for title, model in models.items():
-        assert isinstance(model, Transformer)
         deployed = deploy(model, (source, source[:, :1].contiguous()), threads=threads)
-        assert isinstance(deployed, Deployed)
-        inner = deployed.module
-        assert isinstance(inner, Transformer)
-        calls[title] = translate(Step(inner).eval(), inner)
-    return calls, notes
+        assert isinstance(deployed, DeployedTransformer)
+        ours[title], calls[title] = deployed, our_decoding(deployed, source, tokens)
+        notes.append(f"{title}: vocabulary layer {how_vocabulary(deployed, batch)}")
+        written = calls[title]()
+        if not isinstance(written, Tensor) or not torch.equal(written, greedy(model, source, START_ID, NO_END, tokens)):
+            notes.append(f"{title}: writes other tokens than the plain model")
+    return calls, notes, ours
+
+
+def our_decoding(deployed: DeployedTransformer, source: Tensor, tokens: int) -> Call:
+    """Decoding alone, over and over."""
+    model = deployed.module
+    assert isinstance(model, Transformer)
+    if deployed.decoder is not None:
+        sentences = deployed.decoder.begin(model.encode(source), source != model.padding_id, tokens)
+        return lambda: sentences.write(START_ID, NO_END)
+    step = Step(model).eval()
+    memory = step.memory(model.encode(source))
+    return lambda: loop(step, memory, source, model, START_ID, NO_END, tokens)
+
+
+def how_vocabulary(deployed: DeployedTransformer, batch: int) -> str:
+    """How the largest layer of all is computed."""
+    if deployed.decoder is not None and deployed.decoder.screen is not None and batch == 1:
+        return "dense, the largest logit found from eight-bit estimates and computed exactly"
+    output = deployed.module.output
+    return output.chosen(batch) if isinstance(output, PackedLinear) else "dense, torch"

@@ -1,5 +1,5 @@
-"""A linear layer computed the fastest way found: on its non-zeros (a bitmask for one token, rows of terms for several),
-natively dense for one token, or by torch."""
+"""A linear layer computed the fastest way found: on its non-zeros (a bitmask or indices for one token, terms for several),
+natively dense for a few, or by torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ TILE_FLOATS = 1 << 17  # of the input: half a megabyte stays in the nearer cache
 ROUNDS = 5
 
 
-BITMASK, TERMS, DENSE, TORCH = "sparse, bitmask", "sparse, terms", "dense", "torch"
+BITMASK, INDEXED, TERMS, DENSE, TORCH = "sparse, bitmask", "sparse, indexed", "sparse, terms", "dense", "torch"
+MOST_INDEXED_COLUMNS = 1 << 16
 # Weights that the caches hold from one call to the next; a larger model reads them from memory every time.
 CACHE_BYTES = 16 << 20
 FLUSH_FLOATS = 16 << 20
-FEW_TOKENS = 16  # up to here the time goes into reading weights
+FEW_TOKENS = 64  # up to here the time goes into reading weights
 
 
 def weights_in_caches(model: nn.Module) -> bool:
@@ -59,8 +60,9 @@ class PackedLinear(nn.Module):
         self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), low, high)
         self._usable = engine is not None and layer.weight.dtype == torch.float32 and layer.weight.is_contiguous()
         if self._usable:
-            dense = native.DenseLinear(self.out_features, self.in_features, layer.weight.data_ptr(), self._finish)
-            self._dense = pointer(dense)
+            self._dense = pointer(
+                native.DenseLinear(self.out_features, self.in_features, layer.weight.data_ptr(), self._finish)
+            )
         if self._usable and self.density <= MOST_SPARSE_DENSITY:
             assert engine is not None
             row_start, bits, values = native.pack_bitmask(layer.weight.detach(), engine.lanes)
@@ -78,7 +80,8 @@ class PackedLinear(nn.Module):
     def ways(self, tokens: int) -> list[str]:
         """How so many tokens can be computed."""
         alone = tokens == 1
-        return [BITMASK] * (self.packed and alone) + [TERMS] * self.packed + [DENSE] * (self._usable and alone) + [TORCH]
+        sparse = [BITMASK] + [INDEXED] * (self.in_features <= MOST_INDEXED_COLUMNS) if alone else [TERMS]
+        return sparse * self.packed + [DENSE] * (self._usable and tokens <= FEW_TOKENS) + [TORCH]
 
     def measure(self, tokens: int, hot: bool) -> None:
         """Find the fastest way for so many tokens; with weights from the caches (hot) or from memory."""
@@ -100,7 +103,9 @@ class PackedLinear(nn.Module):
         if tokens not in self._how:
             near = min(self._how, key=lambda known: max(known, tokens) / max(min(known, tokens), 1), default=None)
             way = self._how[near] if near is not None else self.ways(tokens)[0]
-            self._how[tokens] = way if way in self.ways(tokens) else TORCH
+            options = self.ways(tokens)
+            # what is sparse for so many is sparse for others too, if not in the same form
+            self._how[tokens] = way if way in options else options[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
         return self._how[tokens]
 
     def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
@@ -121,7 +126,7 @@ class PackedLinear(nn.Module):
         return result.clamp_(self.low, self.high) if bounded else result
 
     def natively(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
-        """On the non-zeros, or densely for one token."""
+        """On the non-zeros, or densely for a few tokens."""
         assert self.engine is not None
         if x.shape[-1] != self.in_features:
             raise ValueError(f"{self.name} takes {self.in_features} features, got {tuple(x.shape)}")
@@ -131,15 +136,15 @@ class PackedLinear(nn.Module):
         at = None if added is None else added.data_ptr()
         tokens = x.numel() // self.in_features
         if way == DENSE:
-            self.engine.table.linear_dense(self._dense, self.threads, x.data_ptr(), at, result.data_ptr())
+            self.engine.table.linear_dense(self._dense, tokens, self.threads, x.data_ptr(), at, result.data_ptr())
             return result
         if way == BITMASK:
             if self.in_features % native.BITMASK_COLUMNS:
                 x = F.pad(x, (0, -self.in_features % native.BITMASK_COLUMNS))
             self.engine.table.linear_one(self._one, self.threads, x.data_ptr(), at, result.data_ptr())
             return result
-        if tokens == 1:
-            self.engine.table.linear_terms(self._single(), self.threads, x.data_ptr(), at, result.data_ptr())
+        if way == INDEXED:
+            self.engine.table.linear_indexed(self._indexed(), self.threads, x.data_ptr(), at, result.data_ptr())
             return result
         weight = self._for_tokens(tokens)
         floats = self.engine.table.linear_scratch(byref(weight)) * self.threads
@@ -159,11 +164,17 @@ class PackedLinear(nn.Module):
             vectors *= 2
         return self._terms(vectors, vectors * self.engine.lanes)
 
-    def _single(self) -> Any:
-        """Terms for one token."""
-        if not hasattr(self, "_single_pointer"):
-            self._single_pointer = pointer(self._terms(0, 1))
-        return self._single_pointer
+    def _indexed(self) -> Any:
+        """Values with their columns, for one token."""
+        if not hasattr(self, "_indexed_pointer"):
+            row_start, columns, values = native.pack_indexed(self.weight.detach())
+            self._keep += [row_start, columns, values]
+            self._indexed_pointer = pointer(
+                native.IndexedLinear(
+                    self.out_features, row_start.data_ptr(), columns.data_ptr(), values.data_ptr(), self._finish
+                )
+            )
+        return self._indexed_pointer
 
     def _terms(self, vectors: int, width: int) -> native.TermLinear:
         if vectors not in self._many:
@@ -173,6 +184,22 @@ class PackedLinear(nn.Module):
                 self.out_features, self.in_features, vectors, row_start.data_ptr(), terms.data_ptr(), self._finish
             )
         return self._many[vectors]
+
+    def operand(self, tokens: int, low: float = -INFINITY) -> Any:
+        """The weight as the native engine takes it for so many tokens, the way that is chosen; dense instead of torch."""
+        way = self.chosen(tokens)
+        if way == TERMS:
+            kept: Any = self._for_tokens(tokens)
+        else:
+            kept = (self._one if way == BITMASK else self._indexed() if way == INDEXED else self._dense).contents
+        found = type(kept).from_buffer_copy(kept)
+        found.finish.low = max(low, found.finish.low)
+        return found
+
+    @property
+    def usable(self) -> bool:
+        """Whether the native engine can compute it."""
+        return self._usable
 
     def choice(self) -> LayerChoice:
         """How the measured numbers of tokens are computed."""

@@ -6,7 +6,7 @@ import ctypes
 import multiprocessing
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ import autosparse
 from autosparse import AutoSparse
 from autosparse.compute import LayerPlan
 from autosparse.experiments.bench_tasks import Task, inputs_of, make_task, new_model, own_loss, plain_loss
-from autosparse.kernels import fused_step
 from autosparse.sparsifier import Sparsifier
 
 WARM_UP = 3  # steps; under "auto" the planner measures in the first of them
@@ -41,7 +40,6 @@ class Settings:
     alpha: float
     dense_grad_every: int
     backward_sparsity: float
-    compute: str
     layer_by_layer: bool
     exclude: tuple[str, ...]
     default_malloc: bool
@@ -72,6 +70,19 @@ class Row:
         return {**asdict(self), "median": self.median, "least": self.least}
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where an AutoSparse side begins (None: at the densities of a run), and how its layers run."""
+
+    sparsity: float | None
+    compute: str = "auto"
+
+    @property
+    def title(self) -> str:
+        begin = "AutoSparse, densities of the run" if self.sparsity is None else f"AutoSparse from {100 * self.sparsity:g} %"
+        return begin if self.compute == "auto" else f"{begin}, {self.compute} compute"
+
+
 @dataclass
 class Side:
     """A model with its optimizer, and one step of its training."""
@@ -96,13 +107,13 @@ def prepare(settings: Settings) -> Task:
     return make_task(settings.what, settings.batch, settings.tokens, settings.image)
 
 
-def make_side(task: Task, settings: Settings, sparsity: float | None, sparse: bool = True) -> Side:
-    """Plain dense training, or a whole AutoSparse step that starts at a sparsity (None: at the densities of a run)."""
+def make_side(task: Task, settings: Settings, start: Start | None) -> Side:
+    """A whole AutoSparse step, or without a start plain dense training."""
     model, inputs = new_model(task), inputs_of(task)
     run, loss_of = None, plain_loss
     groups: Any = model.parameters()
-    if sparse:
-        run, loss_of = _attach(model, task, settings, sparsity), own_loss
+    if start is not None:
+        run, loss_of = _attach(model, task, settings, start), own_loss
         groups = run.param_groups()
     optimizer = torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
     if run is not None:
@@ -116,11 +127,11 @@ def make_side(task: Task, settings: Settings, sparsity: float | None, sparse: bo
     return Side(step, run)
 
 
-def _attach(model: torch.nn.Module, task: Task, settings: Settings, sparsity: float | None) -> Sparsifier:
+def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start) -> Sparsifier:
     method = AutoSparse(
         alpha=settings.alpha,
         schedule="constant",
-        start_sparsity=sparsity,
+        start_sparsity=start.sparsity,
         dense_grad_every=settings.dense_grad_every,
         backward_sparsity=settings.backward_sparsity,
     )
@@ -134,20 +145,18 @@ def _attach(model: torch.nn.Module, task: Task, settings: Settings, sparsity: fl
         example_input=tuple(each[:1] for each in task.inputs),
         guard=None,
     )
-    if sparsity is None:
+    if start.sparsity is None:
         assert task.densities is not None
         for layer in run.layers:
             layer.parametrization.start_at(layer.weight(), 1 - task.densities[layer.name])  # type: ignore[operator]
-    run.compute(settings.compute)
-    if settings.layer_by_layer:
-        fused_step.remove(model)
+    run._compute.fuse = not settings.layer_by_layer
+    run.compute(start.compute)
     return run
 
 
-def compare(task: Task, settings: Settings, sparsities: list[float | None], rounds: int) -> tuple[list[Row], dict[str, Side]]:
+def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int) -> tuple[list[Row], dict[str, Side]]:
     """Every side's steps in turn; the first row is dense torch."""
-    sides = {DENSE: make_side(task, settings, None, sparse=False)}
-    sides |= {title(each): make_side(task, settings, each) for each in sparsities}
+    sides = {DENSE: make_side(task, settings, None)} | {each.title: make_side(task, settings, each) for each in starts}
     for side in sides.values():
         for _ in range(WARM_UP):
             side.step()
@@ -156,8 +165,9 @@ def compare(task: Task, settings: Settings, sparsities: list[float | None], roun
     for _ in range(rounds):
         for name, side in sides.items():
             began = clock()
-            side.step()
-            times[name].append(clock() - began)
+            for _ in range(settings.dense_grad_every):  # a whole cycle: its steps are not alike
+                side.step()
+            times[name].append((clock() - began) / settings.dense_grad_every)
     dense = times[DENSE]
     rows = [
         Row(
@@ -178,20 +188,16 @@ def layer_plans(run: Sparsifier) -> list[LayerPlan]:
     return run._compute.plans(run.layers, run.densities())
 
 
-def title(sparsity: float | None) -> str:
-    return "AutoSparse, densities of the run" if sparsity is None else f"AutoSparse from {100 * sparsity:g} %"
-
-
-def peak_bytes(settings: Settings, sparsity: float | None, sparse: bool) -> int | None:
+def peak_bytes(settings: Settings, start: Start | None) -> int | None:
     """The most memory that a process of its own had while it trained a few steps; None where the system does not tell."""
     if not STATUS.exists():
         return None
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_train_and_look, settings, sparsity, sparse).result()
+        return pool.submit(_train_and_look, settings, start).result()
 
 
-def _train_and_look(settings: Settings, sparsity: float | None, sparse: bool) -> int:
-    side = make_side(prepare(settings), settings, sparsity, sparse)
+def _train_and_look(settings: Settings, start: Start | None) -> int:
+    side = make_side(prepare(settings), settings, start)
     for _ in range(WARM_UP):
         side.step()
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))

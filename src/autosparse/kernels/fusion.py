@@ -91,6 +91,18 @@ def trace(root: nn.Module) -> fx.Graph:
     return graph
 
 
+def fused_convolutions(root: nn.Module) -> set[nn.Module]:
+    """The convolutions that fused steps would take in; where a module cannot be traced, those of its parts."""
+    if not root._modules:
+        return set()
+    try:
+        if type(root).forward is nn.Module.forward:  # a list or a dict of modules
+            raise Untraceable("it has no forward")
+        return _Rewriter(root, trace(root)).convolutions()
+    except Untraceable:
+        return set().union(*(fused_convolutions(child) for child in root.children()))
+
+
 def fuse(root: nn.Module) -> tuple[Callable[..., Any], int]:
     """A function that computes root.forward with fused steps, called with root first; how many batch norms it fused."""
     rewriter = _Rewriter(root, trace(root))
@@ -122,6 +134,10 @@ class _Rewriter:
             if not (self._norm(node) or self._relu(node) or self._add(node)):
                 self.made[node] = self.new.node_copy(node, self._plain)
         return self.new
+
+    def convolutions(self) -> set[nn.Module]:
+        """Those whose batch norm would be fused."""
+        return {self.root.get_submodule(str(node.target)) for node in self.old.nodes if self._waits_for_norm(node)}
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -15,13 +15,16 @@ from torch import Tensor
 
 from autosparse.kernels.library import FOLDER_VARIABLE, HOW_TO_BUILD, INSTRUCTION_SETS, VARIABLE
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 FILE_NAME = "libautosparse_inference.so"
 BITMASK_COLUMNS = 16
+INDEXED_BLOCK = 8
 
 # infer_interface.h: OpKind and Source
 LOAD, STORE, SPLIT, SPARSE, DENSE, DEPTHWISE, MAX_POOL, MEAN_POOL, ADD, COPY, MEAN = range(11)
 DIRECT, DEPTHWISE_TILE, ALIGNED_TILE = range(3)
+# DecoderOpKind
+NORMALISE, LINEAR, ATTEND = range(3)
 
 INFINITY = float("inf")
 
@@ -106,6 +109,18 @@ class DenseLinear(Structure):
     _fields_ = [*_integers("rows", "columns"), ("values", c_void_p), ("finish", Finish)]
 
 
+class IndexedLinear(Structure):
+    """infer_interface.h: IndexedLinear."""
+
+    _fields_ = [
+        *_integers("rows"),
+        ("row_start", c_void_p),
+        ("columns", c_void_p),
+        ("values", c_void_p),
+        ("finish", Finish),
+    ]
+
+
 class TermLinear(Structure):
     """infer_interface.h: TermLinear."""
 
@@ -115,6 +130,48 @@ class TermLinear(Structure):
         ("terms", c_void_p),
         ("finish", Finish),
     ]
+
+
+class ScreenedLinear(Structure):
+    """infer_interface.h: ScreenedLinear."""
+
+    _fields_ = [
+        ("exact", DenseLinear),
+        *_integers("columns"),
+        ("coarse", c_void_p),
+        ("scales", c_void_p),
+        ("errors", c_void_p),
+    ]
+
+
+class DecoderOp(Structure):
+    """infer_interface.h: DecoderOp."""
+
+    _fields_ = [
+        *_integers("kind", "wait"),
+        ("input", c_void_p),
+        ("other", c_void_p),
+        ("output", c_void_p),
+        *_integers("output_step"),
+        ("bitmask", POINTER(BitmaskLinear)),
+        ("indexed", POINTER(IndexedLinear)),
+        ("dense", POINTER(DenseLinear)),
+        ("terms", POINTER(TermLinear)),
+        ("scale", c_void_p),
+        ("shift", c_void_p),
+        *_integers("columns"),
+        ("epsilon", c_float),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("seen", c_void_p),
+        *_integers("seen_stride", "heads", "width", "positions"),
+    ]
+
+
+class DecoderCall(Structure):
+    """infer_interface.h: DecoderCall."""
+
+    _fields_ = [*_integers("batch", "position", "threads"), ("scratch", c_void_p), *_integers("scratch_floats")]
 
 
 def _function(result: Any, *arguments: Any) -> Any:
@@ -128,10 +185,12 @@ class InferenceTable(Structure):
         *_integers("lanes", "max_vectors", "dense_rows"),
         ("run", _function(None, POINTER(Op), c_int64, POINTER(Call))),
         ("linear_one", _function(None, POINTER(BitmaskLinear), c_int64, *[c_void_p] * 3)),
-        ("linear_dense", _function(None, POINTER(DenseLinear), c_int64, *[c_void_p] * 3)),
-        ("linear_terms", _function(None, POINTER(TermLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_dense", _function(None, POINTER(DenseLinear), c_int64, c_int64, *[c_void_p] * 3)),
+        ("linear_indexed", _function(None, POINTER(IndexedLinear), c_int64, *[c_void_p] * 3)),
         ("linear_scratch", _function(c_int64, POINTER(TermLinear))),
         ("linear_many", _function(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("largest_row", _function(c_int64, POINTER(ScreenedLinear), c_int64, c_void_p, c_void_p)),
+        ("decode", _function(None, POINTER(DecoderOp), c_int64, POINTER(DecoderCall))),
     ]
 
 
@@ -199,6 +258,28 @@ def pack_terms(weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     return row_start, terms
 
 
+def pack_indexed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A (rows, columns) weight with at most 65,536 columns as first blocks of rows, columns (16 bits) and values."""
+    mask = weight != 0
+    counts = mask.sum(1)
+    blocks = -(-counts // INDEXED_BLOCK)
+    row_start = torch.zeros(weight.shape[0] + 1, dtype=torch.int64)
+    row_start[1:] = blocks.cumsum(0)
+    rows, found = mask.nonzero(as_tuple=True)
+    # a value's place: its row's first block, and how many of the row came before it
+    places = row_start[rows] * INDEXED_BLOCK + torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
+    columns = torch.zeros(int(row_start[-1]) * INDEXED_BLOCK, dtype=torch.int32)
+    values = torch.zeros(len(columns))
+    columns[places] = found.to(torch.int32)
+    values[places] = weight[mask].float()
+    return row_start.to(torch.int32), _sixteen_bits(columns), values
+
+
+def _sixteen_bits(numbers: Tensor) -> Tensor:
+    """torch's int16 with the bits of the engine's unsigned numbers."""
+    return torch.where(numbers >= 2**15, numbers - 2**16, numbers).to(torch.int16).contiguous()
+
+
 def pack_bitmask(weight: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
     """A (rows, columns) weight as first values of rows, bits (one int16 for 16 columns) and values with a vector to spare."""
     rows, columns = weight.shape
@@ -210,5 +291,4 @@ def pack_bitmask(weight: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
     places = 2 ** torch.arange(BITMASK_COLUMNS, dtype=torch.int32)
     bits = (mask.view(rows, words, BITMASK_COLUMNS) * places).sum(-1).to(torch.int32)
     values = torch.cat((weight[weight != 0].float(), torch.zeros(lanes)))
-    # torch's int16 holds the same sixteen bits as the engine's unsigned words
-    return row_start, torch.where(bits >= 2**15, bits - 2**16, bits).to(torch.int16).contiguous(), values
+    return row_start, _sixteen_bits(bits), values

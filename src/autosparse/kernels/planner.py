@@ -39,11 +39,15 @@ DENSE = Passes(False, False, False)
 
 @dataclass(frozen=True)
 class Workload:
-    """A layer at one input size; a linear layer is a convolution over one row of pixels, computed by another dense routine."""
+    """A layer at one input size; a linear layer is a convolution over one row of pixels, computed by another dense routine.
+
+    `fused`: the steps around it (batch norm, ReLU) are part of its sparse passes, and passes of their own around dense ones.
+    """
 
     conv: Convolution
     linear: bool
     threads: int
+    fused: bool = False
 
     @property
     def weights(self) -> int:
@@ -220,7 +224,7 @@ def _samples(rows: Iterable[Sequence[Any]]) -> tuple[Sample, ...]:
 def _workload(fields: Mapping[str, Any]) -> Workload:
     conv = fields["conv"]
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list | tuple) else value for name, value in conv.items()}
-    return Workload(Convolution(**sizes), fields["linear"], fields["threads"])
+    return Workload(Convolution(**sizes), fields["linear"], fields["threads"], fields["fused"])
 
 
 def _combinations(weight: bool) -> Iterable[Passes]:

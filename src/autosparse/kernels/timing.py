@@ -10,9 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from autosparse.kernels import dense, passes
+from autosparse.kernels import dense, fused_passes, passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.functional import sparse_linear
+from autosparse.kernels.fused_passes import Ending, Gradient, Value
 from autosparse.kernels.planner import Sample, Times, Workload
 from autosparse.kernels.plans import Plan, plan_for
 
@@ -73,11 +74,33 @@ def _dense_calls(workload: Workload, x: Tensor, grad: Tensor) -> dict[str, Calla
         }
     weight = weight.contiguous(memory_format=torch.channels_last)
     geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
+    if workload.fused:
+        return _calls_among_fused(geometry, weight, x, grad)
     return {
         "dense_forward": lambda: dense.conv2d(x, weight, None, geometry),
         "dense_input": lambda: dense.conv2d_input_gradient(grad, x, weight, geometry),
         "dense_weight": lambda: dense.conv2d_weight_gradient(grad, x, weight, geometry),
     }
+
+
+def _calls_among_fused(geometry: dense.Geometry, weight: Tensor, x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
+    """The dense passes with the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
+    folded = torch.ones(3, x.shape[1], dtype=torch.float64)
+    value = Value.of(x, folded, relu=True)
+    of_raw, shift = Gradient(grad, grad, torch.ones(3, grad.shape[1])), torch.zeros(grad.shape[1])
+
+    def forward() -> None:
+        raw = dense.conv2d(fused_passes.materialise(value), weight, None, geometry)
+        fused_passes.statistics(raw, shift)
+
+    def input_gradient() -> None:
+        found = dense.conv2d_input_gradient(fused_passes.materialise_gradient(of_raw), x, weight, geometry)
+        fused_passes.finish(found.contiguous(memory_format=torch.channels_last), Ending.at(value), torch.empty_like(x))
+
+    def weight_gradient() -> None:  # the output's gradient is there already if the other pass is dense too
+        dense.conv2d_weight_gradient(grad, fused_passes.materialise(value), weight, geometry)
+
+    return {"dense_forward": forward, "dense_input": input_gradient, "dense_weight": weight_gradient}
 
 
 def _pattern(workload: Workload, density: float, generator: torch.Generator) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autosparse.models import chunked_cross_entropy
+from autosparse.models.transformer import Transformer
 from autosparse.training.progress import Moment
 from autosparse.training.rates import learning_rate
 from autosparse.training.session import Session
@@ -53,16 +55,14 @@ def train_epoch(run: Session) -> None:
 
 def train_step(run: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
     """One optimizer step on one batch, in `accumulate` parts; returns its mean loss without the method's penalty."""
-    settings, padding = run.recipe.train, run.data.padding_id
+    settings = run.recipe.train
     count = run.targets_a_rank(target)
     run.optimizer.zero_grad()
     total = torch.zeros_like(run.loss_sum)
     parts = split(inputs, target, settings.accumulate)
     for number, (part, wanted) in enumerate(parts, start=1):
         with reduce_gradients(run, last=number == len(parts)):
-            with autocast(run.device, settings.precision):
-                output = run.runner(*part)
-            loss = summed_loss(output, wanted, padding, settings.label_smoothing) / count
+            loss = part_loss(run, part, wanted) / count
             total += loss.detach()
             if number == len(parts) and run.sp is not None:
                 loss = loss + run.sp.penalty()
@@ -71,6 +71,21 @@ def train_step(run: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tens
         torch.nn.utils.clip_grad_norm_(run.weights, settings.clip)
     run.optimizer.step()
     return total
+
+
+def part_loss(run: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    """The loss summed over targets; a translation model on the CPU makes it by chunks of tokens, in less memory and time."""
+    settings, padding = run.recipe.train, run.data.padding_id
+    smoothing = settings.label_smoothing
+    with autocast(run.device, settings.precision):
+        alone = run.runner is run.model and not run.sharded and run.device.type == "cpu"
+        if alone and isinstance(run.model, Transformer) and padding is not None:
+            states, layer = run.model.states(*inputs), run.model.output
+            return chunked_cross_entropy(
+                states, layer, target, ignore_index=padding, label_smoothing=smoothing, reduction="sum"
+            )
+        output = run.runner(*inputs)
+    return summed_loss(output, target, padding, smoothing)
 
 
 def close_epoch(run: Session) -> None:

@@ -107,7 +107,7 @@ class TrainBlock(Block):
     accumulate: int = Field(1, ge=1, description="Batches a step is split into, to save memory; the result is the same step.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs the forward pass under autocast.")
     compile: bool = Field(False, description="torch.compile the model.")
-    compute: Literal["dense", "auto", "sparse"] = Field("dense", description="How sparse layers run; auto measures.")
+    compute: Literal["auto", "dense", "sparse"] = Field("auto", description="How sparse layers run on a CPU; auto measures.")
     channels_last: bool = False
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="For several processes; fsdp shards large models.")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes the accelerator that is there.")
@@ -190,8 +190,8 @@ class Recipe(Block):
         train, method = self.train, self.method
         if isinstance(self.data, ImageData) and self.data.batch_size % train.accumulate:
             yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} images evenly"
-        if train.strategy == "fsdp" and train.compute != "dense":
-            yield f"train.compute: {train.compute} cannot run with strategy: fsdp, which shards the weights; leave it at dense"
+        if train.strategy == "fsdp" and train.compute == "sparse":
+            yield "train.compute: sparse cannot run with strategy: fsdp, which shards the weights; leave it out"
         if train.dense_beside and self.dense:
             yield "train.dense_beside: compares with a dense run, but this recipe is dense itself; leave it out"
         if self.optimizer.nesterov and (self.optimizer.name != "sgd" or not self.optimizer.momentum):

@@ -130,8 +130,7 @@ class _Run:
         if method is not None:
             inputs, _ = next(iter(data.train.epoch(0)))
             sp = build.attach(recipe, method, model, data.train.steps, tuple(each[:1].to(device) for each in inputs))
-            if settings.compute != "dense":
-                sp.compute(settings.compute)
+            sp.compute(settings.compute)
         runner = spread(model, settings.strategy, processes, device)
         if settings.compile:
             runner = torch.compile(runner)  # type: ignore[assignment]

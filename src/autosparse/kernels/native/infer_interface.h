@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInferenceVersion = 1;
+constexpr int32_t kInferenceVersion = 2;
 
 // Columns that one word of a bitmask describes.
 constexpr int64_t kBitmaskColumns = 16;
@@ -110,20 +110,75 @@ struct BitmaskLinear {
     Finish finish;
 };
 
-// A dense linear layer for one token, [rows][columns].
+// A dense linear layer, [rows][columns].
 struct DenseLinear {
     int64_t rows, columns;
     const float* values;
     Finish finish;
 };
 
-// A sparse one as rows of terms, for several tokens; offsets are columns times the tile's width
-// (for one token, columns).
+// A sparse one for one token: rows of values and their columns, filled up with zeros (at column 0) to whole blocks.
+constexpr int64_t kIndexedBlock = 8;
+struct IndexedLinear {
+    int64_t rows;
+    const int32_t* row_start;                  // [rows + 1], in blocks
+    const uint16_t* columns;
+    const float* values;
+    Finish finish;
+};
+
+// A sparse one as rows of terms, for several tokens; offsets are columns times the tile's width.
 struct TermLinear {
     int64_t rows, columns, tile_vectors;
     const int32_t* row_start;
     const Term* terms;
     Finish finish;
+};
+
+// A dense layer without bias and activation, with rough copies of its rows: row = scale * coarse, but for a difference whose length is at most `errors`.
+struct ScreenedLinear {
+    DenseLinear exact;
+    int64_t columns;                           // of the coarse rows and the input: a multiple of 16, zeros at the end
+    const int8_t* coarse;                      // [rows][columns]
+    const float* scales;
+    const float* errors;                       // with what rounding can add
+};
+
+enum DecoderOpKind : int64_t {
+    kNormalise = 0,                            // layer norm of every token
+    kLinear = 1,
+    kAttend = 2,
+};
+
+// One operation on a token of every sentence. States are [batch][columns]; keys and values [position][batch][heads * width].
+struct DecoderOp {
+    int64_t kind;
+    int64_t wait;                              // whether the next operation needs this one finished
+    const float* input;
+    const float* other;                        // linear: added before the activation; may be null, or the output
+    float* output;
+    int64_t output_step;                       // floats that the output moves on with every position
+    // linear: one of them. For a batch of one a bitmask, the input then ends with zeros up to the next whole word, or an
+    // indexed weight; terms for more; dense for any.
+    const BitmaskLinear* bitmask;
+    const IndexedLinear* indexed;
+    const DenseLinear* dense;
+    const TermLinear* terms;
+    // layer norm
+    const float *scale, *shift;                // [columns]
+    int64_t columns;
+    float epsilon;
+    // attention
+    const float *keys, *values;
+    const uint8_t* seen;                       // [batch][seen_stride]: not 0 where a position may be looked at
+    int64_t seen_stride, heads, width;
+    int64_t positions;                         // 0: all up to the call's
+};
+
+struct DecoderCall {
+    int64_t batch, position, threads;
+    float* scratch;                            // aligned to vectors
+    int64_t scratch_floats;                    // a thread's: a float for every position, and what linear_scratch asks for
 };
 
 struct InferenceTable {
@@ -133,11 +188,16 @@ struct InferenceTable {
     void (*run)(const Op* ops, int64_t count, const Call*);
     // output[rows] = weight * input + bias + other, activated; input holds words * 16 floats; other may be null.
     void (*linear_one)(const BitmaskLinear*, int64_t threads, const float* input, const float* other, float* output);
-    void (*linear_dense)(const DenseLinear*, int64_t threads, const float* input, const float* other, float* output);
-    void (*linear_terms)(const TermLinear*, int64_t threads, const float* input, const float* other, float* output);
+    // The same for input[tokens][columns].
+    void (*linear_dense)(const DenseLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
+                         float* output);
+    void (*linear_indexed)(const IndexedLinear*, int64_t threads, const float* input, const float* other, float* output);
     int64_t (*linear_scratch)(const TermLinear*);  // floats for one thread
     void (*linear_many)(const TermLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
                         float* scratch, float* output);
+    // The row with the largest output, the first of equals; -1 if the input is not finite. estimates: [rows], to work in.
+    int64_t (*largest_row)(const ScreenedLinear*, int64_t threads, const float* input, float* estimates);
+    void (*decode)(const DecoderOp* ops, int64_t count, const DecoderCall*);
 };
 
 extern "C" {

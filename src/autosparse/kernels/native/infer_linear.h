@@ -1,15 +1,11 @@
-// Linear layers: one token with a bitmask, several tokens as vectors of tokens.
+// Linear layers for one token: a bitmask, rows of values with their columns, or dense; the dense way takes several tokens too.
 #pragma once
 
 #include <omp.h>
 
-#include <cmath>
-
 #include "arithmetic.h"
-#include "infer_convolution.h"
 #include "infer_finish.h"
 #include "infer_interface.h"
-#include "infer_rows.h"
 
 // Words of a row that are multiplied side by side, each into sums of its own: the multiply-adds then overlap.
 constexpr int kWordsAtOnce = 2;
@@ -78,124 +74,152 @@ static inline float activate_one(float value, const Finish& finish) {
     return value > finish.high ? finish.high : value;
 }
 
+static inline float finish_one(float sum, const Finish& finish, int64_t row, const float* other) {
+    return activate_one(sum + bias_of(finish, row) + (other ? *other : 0.0f), finish);
+}
+
+// Rows [begin, end) for one token. Nothing is read of `other` after it is written, so the output may be the same.
 template <class Simd>
-void linear_one(const BitmaskLinear* given, int64_t threads, const float* input, const float* other, float* output) {
-    const BitmaskLinear weight = *given;
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads)) if (threads > 1)
-    for (int64_t row = 0; row < weight.rows; ++row) {
+void bitmask_rows(const BitmaskLinear& weight, int64_t begin, int64_t end, const float* input, const float* other,
+                  float* output) {
+    for (int64_t row = begin; row < end; ++row) {
         const float sum = bitmask_row<Simd>(weight.bits + row * weight.words, weight.values + weight.row_start[row],
                                             weight.words, input);
-        const float added = sum + bias_of(weight.finish, row) + (other ? other[row] : 0.0f);
-        output[row] = activate_one(added, weight.finish);
+        output[row] = finish_one(sum, weight.finish, row, other ? other + row : nullptr);
     }
 }
 
-// One row of terms times the input; several sums overlap.
-static inline float term_row(const Term* term, const Term* end, const float* input) {
-    constexpr int kSums = 8;
-    float sums[kSums] = {};
-    for (; term + kSums <= end; term += kSums) {
-        for (int i = 0; i < kSums; ++i) {
-            sums[i] += term[i].value * input[term[i].offset];
+// One row of values and their columns times the input; sums of a block overlap.
+static inline float indexed_row(const uint16_t* columns, const float* values, int64_t blocks, const float* input) {
+    float sums[kIndexedBlock] = {};
+    for (int64_t block = 0; block < blocks; ++block) {
+        for (int i = 0; i < kIndexedBlock; ++i) {
+            sums[i] += values[i] * input[columns[i]];
         }
-    }
-    for (; term < end; ++term) {
-        sums[0] += term->value * input[term->offset];
+        columns += kIndexedBlock;
+        values += kIndexedBlock;
     }
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// One token on rows of terms whose offsets are columns: fewer instructions than a bitmask, twice the bytes.
-template <class Simd>
-void linear_terms(const TermLinear* given, int64_t threads, const float* input, const float* other, float* output) {
-    const TermLinear weight = *given;
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads)) if (threads > 1)
-    for (int64_t row = 0; row < weight.rows; ++row) {
-        const float sum = term_row(weight.terms + weight.row_start[row], weight.terms + weight.row_start[row + 1], input);
-        const float added = sum + bias_of(weight.finish, row) + (other ? other[row] : 0.0f);
-        output[row] = activate_one(added, weight.finish);
+// Rows [begin, end) for one token: fewer instructions than with a bitmask, more bytes.
+static inline void indexed_rows(const IndexedLinear& weight, int64_t begin, int64_t end, const float* input,
+                                const float* other, float* output) {
+    for (int64_t row = begin; row < end; ++row) {
+        const int64_t first = weight.row_start[row], blocks = weight.row_start[row + 1] - first;
+        const float sum = indexed_row(weight.columns + first * kIndexedBlock, weight.values + first * kIndexedBlock, blocks, input);
+        output[row] = finish_one(sum, weight.finish, row, other ? other + row : nullptr);
     }
 }
 
+// Rows of a dense weight whose products with several tokens are summed at once, and the tokens: what the registers hold.
+constexpr int kRowsAtOnce = 2, kBlocksAhead = 2;
 template <class Simd>
-void linear_dense(const DenseLinear* given, int64_t threads, const float* input, const float* other, float* output) {
-    const DenseLinear weight = *given;
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads)) if (threads > 1)
-    for (int64_t row = 0; row < weight.rows; ++row) {
+constexpr int kTokensAtOnce = Simd::lanes == 16 ? 8 : 4;
+
+// A few rows of a dense weight times a few tokens. Where there are fewer than are computed at once, the last is repeated.
+template <class Simd>
+void dense_block(const DenseLinear& weight, int64_t tokens, int64_t token, int64_t row, int64_t rows, const float* input,
+                 const float* other, float* output) {
+    constexpr int kTokens = kTokensAtOnce<Simd>, kSums = kRowsAtOnce * kTokens;
+    typename Simd::Vec sums[kSums];
+    const float *weights[kRowsAtOnce], *inputs[kTokens];
+    const int64_t count = smaller(kTokens, tokens - token);
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+        weights[i] = weight.values + (row + smaller(i, rows - 1)) * weight.columns;
+    }
+    for (int j = 0; j < kTokens; ++j) {
+        inputs[j] = input + (token + smaller(j, count - 1)) * weight.columns;
+    }
+    for (int i = 0; i < kSums; ++i) {
+        sums[i] = Simd::zero();
+    }
+    // memory brings rows of later blocks while this one is computed
+    const int64_t ahead = kBlocksAhead * kRowsAtOnce * weight.columns;
+    const auto add = [&](const auto& load) {
+        typename Simd::Vec w[kRowsAtOnce];
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+            w[i] = load(weights[i]);
+        }
+        for (int j = 0; j < kTokens; ++j) {
+            const typename Simd::Vec x = load(inputs[j]);
+            for (int i = 0; i < kRowsAtOnce; ++i) {
+                sums[i * kTokens + j] = Simd::multiply_add(w[i], x, sums[i * kTokens + j]);
+            }
+        }
+    };
+    int64_t column = 0;
+    for (; column + Simd::lanes <= weight.columns; column += Simd::lanes) {
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+            __builtin_prefetch(weights[i] + column + ahead);
+        }
+        add([column](const float* from) { return Simd::load_unaligned(from + column); });
+    }
+    if (column < weight.columns) {
+        const int rest = static_cast<int>(weight.columns - column);
+        add([column, rest](const float* from) { return Simd::load_first(from + column, rest); });
+    }
+    float found[kSums];
+    for (int i = 0; i < kSums; i += Simd::lanes) {
+        Simd::store_unaligned(found + i, Simd::sums(sums + i));
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < count; ++j) {
+            const int64_t at = (token + j) * weight.rows + row + i;
+            output[at] = finish_one(found[i * kTokens + j], weight.finish, row + i, other ? other + at : nullptr);
+        }
+    }
+}
+
+// Rows [begin, end) of a dense weight for any number of tokens.
+template <class Simd>
+void dense_rows(const DenseLinear& weight, int64_t tokens, int64_t begin, int64_t end, const float* input, const float* other,
+                float* output) {
+    if (tokens > 1) {
+        for (int64_t row = begin; row < end; row += kRowsAtOnce) {
+            for (int64_t token = 0; token < tokens; token += kTokensAtOnce<Simd>) {
+                dense_block<Simd>(weight, tokens, token, row, smaller(kRowsAtOnce, end - row), input, other, output);
+            }
+        }
+        return;
+    }
+    for (int64_t row = begin; row < end; ++row) {
         const float sum = dense_row<Simd>(weight.values + row * weight.columns, weight.columns, input);
-        const float added = sum + bias_of(weight.finish, row) + (other ? other[row] : 0.0f);
-        output[row] = activate_one(added, weight.finish);
+        output[row] = finish_one(sum, weight.finish, row, other ? other + row : nullptr);
     }
 }
 
-// Scratch of one thread: a tile of the input by column, and the results of as many rows as a vector has lanes.
-template <class Simd>
-int64_t linear_scratch(const TermLinear* weight) {
-    return (round_up(weight->columns, Simd::lanes) + Simd::lanes) * weight->tile_vectors * Simd::lanes;
-}
-
-// from[tokens][columns], at most lanes of each, turned into to[columns][stride].
-template <class Simd>
-void turn(const float* from, int64_t from_stride, int64_t tokens, int64_t columns, float* to, int64_t to_stride) {
-    typename Simd::Vec square[Simd::lanes];
-    for (int64_t token = 0; token < Simd::lanes; ++token) {
-        square[token] = token < tokens ? Simd::load_first(from + token * from_stride, static_cast<int>(columns)) : Simd::zero();
+// Calls rows(begin, end) on every thread with its share.
+template <class Rows>
+void share_rows(int64_t count, int64_t threads, const Rows& rows) {
+    if (threads == 1) {
+        return rows(0, count);
     }
-    Simd::transpose(square);
-    for (int64_t column = 0; column < columns; ++column) {
-        Simd::store_first(to + column * to_stride, square[column], static_cast<int>(tokens));
-    }
-}
-
-// Rows [begin, end) for at most a tile's tokens; begin is a multiple of the lanes.
-template <class Simd>
-void linear_tile(const TermLinear& weight, int64_t tokens, int64_t begin, int64_t end, const float* input,
-                 const float* other, float* tile, float* output) {
-    const int64_t vectors = divide_up(tokens, Simd::lanes), width = weight.tile_vectors * Simd::lanes;
-    for (int64_t column = 0; column < weight.columns; column += Simd::lanes) {
-        for (int64_t token = 0; token < tokens; token += Simd::lanes) {
-            turn<Simd>(input + token * weight.columns + column, weight.columns, smaller(Simd::lanes, tokens - token),
-                       smaller(Simd::lanes, weight.columns - column), tile + column * width + token, width);
-        }
-    }
-    float* ready = tile + round_up(weight.columns, Simd::lanes) * width;
-    const Target target = {ready, width, nullptr, 0, nullptr};
-    const Activation<Simd> activate(weight.finish);
-    for (int64_t row = begin; row < end; row += Simd::lanes) {
-        const int64_t rows = smaller(Simd::lanes, end - row);
-        const Finish bias_only = {weight.finish.bias ? weight.finish.bias + row : nullptr, -INFINITY, INFINITY};
-        RowKernels<Simd>::sparse(vectors)(weight.row_start + row, weight.terms, bias_only, 0, rows, tile, target);
-        for (int64_t token = 0; token < tokens; token += Simd::lanes) {
-            typename Simd::Vec square[Simd::lanes];
-            for (int64_t i = 0; i < Simd::lanes; ++i) {
-                square[i] = i < rows ? Simd::load(ready + i * width + token) : Simd::zero();
-            }
-            Simd::transpose(square);
-            for (int64_t i = 0; i < smaller(Simd::lanes, tokens - token); ++i) {
-                const int64_t at = (token + i) * weight.rows + row;
-                const int count = static_cast<int>(rows);
-                const auto sum = other ? Simd::add(square[i], Simd::load_first(other + at, count)) : square[i];
-                Simd::store_first(output + at, activate(sum), count);
-            }
-        }
+#pragma omp parallel num_threads(static_cast<int>(threads))
+    {
+        const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+        rows(share_begin(count, all, me), share_begin(count, all, me + 1));
     }
 }
 
 template <class Simd>
-void linear_many(const TermLinear* given, int64_t tokens, int64_t threads, const float* input, const float* other,
-                 float* scratch, float* output) {
-    const TermLinear weight = *given;
-    const int64_t width = weight.tile_vectors * Simd::lanes, tiles = divide_up(tokens, width);
-    // With few tiles the output is shared among the threads too; each then turns the input for itself.
-    const int64_t parts = tiles % threads == 0 || tiles >= kManyTiles * threads ? 1 : threads;
-    const int64_t blocks = divide_up(weight.rows, Simd::lanes);
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads)) if (threads > 1)
-    for (int64_t item = 0; item < tiles * parts; ++item) {
-        const int64_t first = item / parts * width, part = item % parts;
-        const int64_t begin = share_begin(blocks, parts, part) * Simd::lanes;
-        const int64_t end = smaller(share_begin(blocks, parts, part + 1) * Simd::lanes, weight.rows);
-        linear_tile<Simd>(weight, smaller(width, tokens - first), begin, end, input + first * weight.columns,
-                          other ? other + first * weight.rows : nullptr,
-                          scratch + omp_get_thread_num() * linear_scratch<Simd>(given), output + first * weight.rows);
-    }
+void linear_one(const BitmaskLinear* weight, int64_t threads, const float* input, const float* other, float* output) {
+    share_rows(weight->rows, threads, [&](int64_t begin, int64_t end) {
+        bitmask_rows<Simd>(*weight, begin, end, input, other, output);
+    });
+}
+
+template <class Simd>
+void linear_indexed(const IndexedLinear* weight, int64_t threads, const float* input, const float* other, float* output) {
+    share_rows(weight->rows, threads, [&](int64_t begin, int64_t end) {
+        indexed_rows(*weight, begin, end, input, other, output);
+    });
+}
+
+template <class Simd>
+void linear_dense(const DenseLinear* weight, int64_t tokens, int64_t threads, const float* input, const float* other,
+                  float* output) {
+    share_rows(weight->rows, threads, [&](int64_t begin, int64_t end) {
+        dense_rows<Simd>(*weight, tokens, begin, end, input, other, output);
+    });
 }

@@ -25,6 +25,9 @@ struct InferAvx2 : Avx2 {
         const Vec spread = _mm256_permutevar8x32_ps(_mm256_loadu_ps(from), _mm256_cvtepu8_epi32(places));
         return _mm256_and_ps(spread, _mm256_castsi256_ps(_mm256_cvtepi8_epi32(used)));
     }
+    static Vec from_bytes(const int8_t* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+    }
     static float sum(Vec value) {
         const __m128 fours = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
         const __m128 pairs = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));

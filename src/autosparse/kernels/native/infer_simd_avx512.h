@@ -20,5 +20,8 @@ struct InferAvx512 : Avx512 {
     static Vec expand(const float* from, uint32_t bits) {
         return _mm512_maskz_expand_ps(static_cast<__mmask16>(bits), _mm512_loadu_ps(from));
     }
+    static Vec from_bytes(const int8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    }
     static float sum(Vec value) { return _mm512_reduce_add_ps(value); }
 };

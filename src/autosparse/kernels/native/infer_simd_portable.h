@@ -27,6 +27,9 @@ struct InferPortable : Portable {
         }
         return spread;
     }
+    static Vec from_bytes(const int8_t* from) {
+        return Vec{float(from[0]), float(from[1]), float(from[2]), float(from[3])};
+    }
     static float sum(Vec value) { return (value[0] + value[1]) + (value[2] + value[3]); }
 
 private:

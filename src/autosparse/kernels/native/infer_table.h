@@ -1,12 +1,15 @@
 // The inference engine for one instruction set.
 #pragma once
 
+#include "infer_decoder.h"
 #include "infer_interface.h"
 #include "infer_linear.h"
 #include "infer_program.h"
+#include "infer_screen.h"
+#include "infer_tokens.h"
 
 template <class Simd>
 constexpr InferenceTable make_inference_table() {
-    return {Simd::lanes,        kMostVectors,       Simd::dense_rows,     run_program<Simd>, linear_one<Simd>,
-            linear_dense<Simd>, linear_terms<Simd>, linear_scratch<Simd>, linear_many<Simd>};
+    return {Simd::lanes,          kMostVectors,         Simd::dense_rows,  run_program<Simd>, linear_one<Simd>, linear_dense<Simd>,
+            linear_indexed<Simd>, linear_scratch<Simd>, linear_many<Simd>, largest_row<Simd>, decode<Simd>};
 }
