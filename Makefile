@@ -53,6 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	test -x $(BIN)/python || $$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@$(BIN)/autosparse env | grep "native kernels"
 	@touch $@
 
 # Installing compiles the native kernels, or goes on without them where there is no compiler: layers then compute densely with torch.

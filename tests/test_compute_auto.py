@@ -197,6 +197,15 @@ def test_deterministic_algorithms_keep_it_dense(measured: Measured) -> None:
 
 
 @needs_kernels
+def test_autocast_keeps_it_dense(measured: Measured) -> None:
+    run = Run()
+    with torch.autocast("cpu", torch.bfloat16):
+        run.train(EPOCHS * STEPS)
+    assert measured.asked == []
+    assert run.sp.report().compute.startswith(compute.COUNTED)
+
+
+@needs_kernels
 def test_the_largest_training_batch_counts(measured: Measured) -> None:
     run = Run()
     run.train(EPOCHS * STEPS - 1)

@@ -281,10 +281,11 @@ def _conv_forward(self: nn.Conv2d, x: Tensor) -> Tensor:
 
 def _passes(module: nn.Module, x: Tensor) -> Passes | None:
     """The passes to run sparse, or None for an all-dense layer; remembers a training input's shape for the planner."""
-    route = _route_of(module)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    route, autocast = _route_of(module), torch.is_autocast_enabled("cpu")
+    # what is measured is float32: in reduced precision torch may be faster than that, so nothing is planned there
+    if torch.is_grad_enabled() and not autocast and not torch.compiler.is_compiling():
         route.input_shape = x.shape
-    usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
+    usable = x.device.type == "cpu" and (x.dtype == torch.float32 or autocast)
     return route.passes if usable and any(route.passes) else None
 
 

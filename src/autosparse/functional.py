@@ -50,6 +50,14 @@ def is_active(weight: Tensor, threshold: Tensor) -> Tensor:
     return weight.abs() > threshold.to(weight.dtype).clamp_min(0)
 
 
+def count_active(weight: Tensor, threshold: Tensor) -> Tensor:
+    """How many weights the soft threshold leaves."""
+    bound = threshold.to(weight.dtype).clamp_min(0)
+    if native.fits(weight, bound):
+        return torch.tensor(native.count_above(weight, bound.item()))
+    return torch.count_nonzero(is_active(weight, threshold))
+
+
 def threshold_value(s: Tensor, function: str) -> Tensor:
     """T = g(s)."""
     if function == "sigmoid":

@@ -115,6 +115,10 @@ class Layer:
         weight = self.weight()
         return self.parametrization.active(weight) if self.attached else weight != 0
 
+    def count_active(self) -> Tensor:
+        weight = self.weight()
+        return self.parametrization.count_active(weight) if self.attached else torch.count_nonzero(weight)
+
     def attach(self, parametrization: SparseParametrization) -> None:
         for place in self.places:
             # unsafe: the checks would run the parametrization once more, and cannot run on the meta device

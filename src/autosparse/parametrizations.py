@@ -45,6 +45,9 @@ class SparseParametrization(nn.Module):
         """Where the effective weight is not zero, given the stored (whole or local) weight."""
         raise NotImplementedError
 
+    def count_active(self, weight: Tensor) -> Tensor:
+        return torch.count_nonzero(self.active(weight))
+
     def limit_density(self, weight: Tensor, density: float) -> bool:
         """Bring the layer back to at least this density; False where the method has no means to."""
         return False
@@ -93,6 +96,9 @@ class SoftThreshold(Gated):
 
     def active(self, weight: Tensor) -> Tensor:
         return functional.is_active(weight, self.threshold_values())
+
+    def count_active(self, weight: Tensor) -> Tensor:
+        return functional.count_active(weight.detach(), self.threshold_values())
 
     def set_threshold(self, value: Tensor) -> None:
         """Set T itself; s follows."""

@@ -372,7 +372,7 @@ class Sparsifier:
 
     def counts(self) -> Tensor:
         """Active weights of every layer, as one tensor on the model's device: no sync."""
-        return torch.stack([torch.count_nonzero(layer.active()) for layer in self.layers])
+        return torch.stack([layer.count_active() for layer in self.layers])
 
     def _density(self) -> Tensor:
         counts = precise(self.counts())

@@ -46,7 +46,7 @@ def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Gen
 
 def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
     """Let the guard look at all layers in one sync, and bring back those that it holds."""
-    counts = torch.stack([torch.count_nonzero(layer.active()) / layer.numel for layer in layers])
+    counts = torch.stack([layer.count_active() / layer.numel for layer in layers])
     largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max() for layer in layers])
     densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
     found = guard.check(step, [layer.name for layer in layers], densities, sizes)
@@ -131,4 +131,4 @@ def _into_range(soft: SoftThreshold) -> None:
 
 
 def _density(layer: Layer, soft: SoftThreshold) -> float:
-    return float(torch.count_nonzero(soft.active(layer.weight()))) / layer.numel
+    return float(soft.count_active(layer.weight())) / layer.numel

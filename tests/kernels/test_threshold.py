@@ -53,6 +53,7 @@ def test_it_equals_torch(
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
     assert ours[0].stride() == theirs[0].stride()
+    assert int(functional.count_active(weight, torch.tensor([bound]))) == int((weight.abs() > max(bound, 0.0)).sum())
     exact = -(weight.sign().double() * theirs[1].double()).sum()
     assert abs(float(ours[2]) - float(exact)) <= 1e-6 * (1 + float(theirs[1].abs().sum()))
 

@@ -155,7 +155,7 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     hub.extra_files = [tokenizer] if tokenizer.is_file() else []
     hub.save_pretrained(target, force=force)
     own = ", model=your_model" if ":" in name else ""
-    return [f"load it with autosparse.deployment.SparseModel.from_pretrained({str(target)!r}{own})"]
+    return [f"from autosparse.deployment import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{own})"]
 
 
 def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from autosparse.models.transformer import Transformer, sinusoidal_positions
 
 ROOM = 32  # words and positions get room in such steps, so that sentences of other lengths fit as well
 KEPT_PROGRAMS = 2
+MOST_SCREENED = 64  # sentences; with more the time goes into arithmetic, not into reading weights
 MOST_KEPT_FLOATS = 1 << 28  # keys and values of a gigabyte; the plain loop makes room for them as they come
 
 
@@ -26,6 +28,7 @@ class NativeDecoder:
         output: nn.Module = model.output
         self.screen = Screen(output) if Screen.suits(output) else None
         self._spare: list[DecoderProgram] = []
+        self._lock = threading.Lock()
 
     def takes(self, source: Tensor, positions: int) -> bool:
         """Whether there is something to translate, and room for so long a translation."""
@@ -51,14 +54,14 @@ class NativeDecoder:
         try:
             yield sentences
         finally:
-            self._spare = [sentences.program, *self._spare][:KEPT_PROGRAMS]
+            with self._lock:
+                self._spare = [sentences.program, *self._spare][:KEPT_PROGRAMS]
 
     def _take(self, batch: int, words: int, positions: int) -> DecoderProgram:
-        spare, self._spare = self._spare, []
-        fitting = [each for each in spare if each.fits(batch, words, positions)]
-        self._spare = [each for each in spare if each not in fitting[:1]]
-        if fitting:
-            return fitting[0]
+        with self._lock:
+            for place, program in enumerate(self._spare):
+                if program.fits(batch, words, positions):
+                    return self._spare.pop(place)
         words, positions = (-(-count // ROOM) * ROOM for count in (words, positions))
         return DecoderProgram(self.model, self.engine, self.threads, batch, words, positions)
 
@@ -68,8 +71,8 @@ class Sentences:
 
     def __init__(self, decoder: NativeDecoder, program: DecoderProgram, positions: int) -> None:
         self.model, self.program = decoder.model, program
-        self._screen = decoder.screen if program.batch == 1 else None
-        self._estimates = torch.empty(0 if self._screen is None else self._screen.layer.out_features)
+        self._screen = decoder.screen if program.batch <= MOST_SCREENED else None
+        self._estimates = torch.empty(0 if self._screen is None else program.batch * self._screen.layer.out_features)
         self._places = sinusoidal_positions(positions, self.model.size, torch.device("cpu"))
 
     def states(self, tokens: Tensor, position: int) -> Tensor:
@@ -83,7 +86,7 @@ class Sentences:
     def next_tokens(self, states: Tensor) -> Tensor:
         """The most likely tokens (batch,)."""
         found = None if self._screen is None else self._screen.largest(states, self._estimates)
-        return self.model.output(states).argmax(-1) if found is None else torch.tensor([found])
+        return self.model.output(states).argmax(-1) if found is None else found
 
     def write(self, start_id: int, end_id: int) -> Tensor:
         """Greedy translations (batch, at most the positions), filler after the end token."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autosparse.deployment.decoding import Step, greedy, loop
+from autosparse.deployment.decoding_native import MOST_SCREENED
 from autosparse.deployment.engine import Deployed, DeployedTransformer, deploy
 from autosparse.deployment.engine_bench import EAGER, ORT, Call, onnx_session
 from autosparse.deployment.engine_linear import PackedLinear
@@ -84,7 +85,7 @@ def our_decoding(deployed: DeployedTransformer, source: Tensor, tokens: int) -> 
 
 def how_vocabulary(deployed: DeployedTransformer, batch: int) -> str:
     """How the largest layer of all is computed."""
-    if deployed.decoder is not None and deployed.decoder.screen is not None and batch == 1:
+    if deployed.decoder is not None and deployed.decoder.screen is not None and batch <= MOST_SCREENED:
         return "dense, the largest logit found from eight-bit estimates and computed exactly"
     output = deployed.module.output
     return output.chosen(batch) if isinstance(output, PackedLinear) else "dense, torch"

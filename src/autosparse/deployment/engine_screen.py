@@ -1,4 +1,4 @@
-"""Which output of a dense linear layer is the largest, for one token: rows are estimated from eight-bit copies of the weights,
+"""Which output of a dense linear layer is the largest, for a few tokens: rows are estimated from eight-bit copies of the weights,
 and those that can be the largest are computed exactly. The answer is that of computing them all."""
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class Screen:
             and layer.bias is None
         )
 
-    def largest(self, x: Tensor, estimates: Tensor) -> int | None:
-        """The row for one token, followed in memory by zeros up to a multiple of 16; None if x is not finite.
+    def largest(self, x: Tensor, estimates: Tensor) -> Tensor | None:
+        """The rows (tokens,) for x (tokens, columns), followed in memory by 16 zeros; None if x is not finite.
 
-        `estimates` has a float for every row, to work in.
+        `estimates` has a float for every token and row, to work in.
         """
         layer = self.layer
         assert layer.engine is not None
-        found = layer.engine.table.largest_row(self._screened, layer.threads, x.data_ptr(), estimates.data_ptr())
-        return None if found < 0 else int(found)
+        found = torch.empty(len(x), dtype=torch.int64)
+        layer.engine.table.largest_rows(
+            self._screened, len(x), layer.threads, x.data_ptr(), estimates.data_ptr(), found.data_ptr()
+        )
+        return None if found[0] < 0 else found

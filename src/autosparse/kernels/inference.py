@@ -189,7 +189,7 @@ class InferenceTable(Structure):
         ("linear_indexed", _function(None, POINTER(IndexedLinear), c_int64, *[c_void_p] * 3)),
         ("linear_scratch", _function(c_int64, POINTER(TermLinear))),
         ("linear_many", _function(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
-        ("largest_row", _function(c_int64, POINTER(ScreenedLinear), c_int64, c_void_p, c_void_p)),
+        ("largest_rows", _function(None, POINTER(ScreenedLinear), c_int64, c_int64, *[c_void_p] * 3)),
         ("decode", _function(None, POINTER(DecoderOp), c_int64, POINTER(DecoderCall))),
     ]
 

@@ -60,3 +60,8 @@ def soft_threshold_gradients(
         torch.get_num_threads(), scaled.data_ptr(), sums.data_ptr(),
     )  # fmt: skip
     return scaled, sums.sum()
+
+
+def count_above(weight: Tensor, threshold: float) -> int:
+    """How many weights have a larger magnitude."""
+    return int(kernels().table.count_above(weight.numel(), weight.data_ptr(), threshold, torch.get_num_threads()))

@@ -138,7 +138,7 @@ struct TermLinear {
 // A dense layer without bias and activation, with rough copies of its rows: row = scale * coarse, but for a difference whose length is at most `errors`.
 struct ScreenedLinear {
     DenseLinear exact;
-    int64_t columns;                           // of the coarse rows and the input: a multiple of 16, zeros at the end
+    int64_t columns;                           // of the coarse rows: a multiple of 16, zeros at the end
     const int8_t* coarse;                      // [rows][columns]
     const float* scales;
     const float* errors;                       // with what rounding can add
@@ -195,8 +195,10 @@ struct InferenceTable {
     int64_t (*linear_scratch)(const TermLinear*);  // floats for one thread
     void (*linear_many)(const TermLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
                         float* scratch, float* output);
-    // The row with the largest output, the first of equals; -1 if the input is not finite. estimates: [rows], to work in.
-    int64_t (*largest_row)(const ScreenedLinear*, int64_t threads, const float* input, float* estimates);
+    // For every token the row with the largest output, the first of equals; all -1 if an input is not finite. Memory after
+    // input[tokens][columns] holds zeros up to a multiple of 16. estimates: [tokens][rows], to work in.
+    void (*largest_rows)(const ScreenedLinear*, int64_t tokens, int64_t threads, const float* input, float* estimates,
+                         int64_t* found);
     void (*decode)(const DecoderOp* ops, int64_t count, const DecoderCall*);
 };
 

@@ -117,52 +117,74 @@ constexpr int kRowsAtOnce = 2, kBlocksAhead = 2;
 template <class Simd>
 constexpr int kTokensAtOnce = Simd::lanes == 16 ? 8 : 4;
 
-// A few rows of a dense weight times a few tokens. Where there are fewer than are computed at once, the last is repeated.
 template <class Simd>
-void dense_block(const DenseLinear& weight, int64_t tokens, int64_t token, int64_t row, int64_t rows, const float* input,
-                 const float* other, float* output) {
+typename Simd::Vec load_weights(const float* from) {
+    return Simd::load_unaligned(from);
+}
+
+template <class Simd>
+typename Simd::Vec load_weights(const int8_t* from) {
+    return Simd::from_bytes(from);
+}
+
+// A few rows of a weight times a few tokens, found[row][token]. Where there are fewer rows or tokens than are computed at once,
+// the last is repeated. Whole vectors of columns; what is left of them comes after, see `rest`.
+template <class Simd, class Element, class Rest>
+void block_sums(const Element* weight, int64_t weight_stride, int64_t rows, const float* input, int64_t input_stride,
+                int64_t tokens, int64_t columns, float* found, const Rest& rest) {
     constexpr int kTokens = kTokensAtOnce<Simd>, kSums = kRowsAtOnce * kTokens;
     typename Simd::Vec sums[kSums];
-    const float *weights[kRowsAtOnce], *inputs[kTokens];
-    const int64_t count = smaller(kTokens, tokens - token);
+    const Element* weights[kRowsAtOnce];
+    const float* inputs[kTokens];
     for (int i = 0; i < kRowsAtOnce; ++i) {
-        weights[i] = weight.values + (row + smaller(i, rows - 1)) * weight.columns;
+        weights[i] = weight + smaller(i, rows - 1) * weight_stride;
     }
     for (int j = 0; j < kTokens; ++j) {
-        inputs[j] = input + (token + smaller(j, count - 1)) * weight.columns;
+        inputs[j] = input + smaller(j, tokens - 1) * input_stride;
     }
     for (int i = 0; i < kSums; ++i) {
         sums[i] = Simd::zero();
     }
     // memory brings rows of later blocks while this one is computed
-    const int64_t ahead = kBlocksAhead * kRowsAtOnce * weight.columns;
-    const auto add = [&](const auto& load) {
+    const int64_t ahead = kBlocksAhead * kRowsAtOnce * weight_stride;
+    int64_t column = 0;
+    for (; column + Simd::lanes <= columns; column += Simd::lanes) {
         typename Simd::Vec w[kRowsAtOnce];
         for (int i = 0; i < kRowsAtOnce; ++i) {
-            w[i] = load(weights[i]);
+            __builtin_prefetch(weights[i] + column + ahead);
+            w[i] = load_weights<Simd>(weights[i] + column);
         }
         for (int j = 0; j < kTokens; ++j) {
-            const typename Simd::Vec x = load(inputs[j]);
+            const typename Simd::Vec x = Simd::load_unaligned(inputs[j] + column);
             for (int i = 0; i < kRowsAtOnce; ++i) {
                 sums[i * kTokens + j] = Simd::multiply_add(w[i], x, sums[i * kTokens + j]);
             }
         }
-    };
-    int64_t column = 0;
-    for (; column + Simd::lanes <= weight.columns; column += Simd::lanes) {
+    }
+    if (column < columns) {
         for (int i = 0; i < kRowsAtOnce; ++i) {
-            __builtin_prefetch(weights[i] + column + ahead);
+            for (int j = 0; j < kTokens; ++j) {
+                sums[i * kTokens + j] = rest(weights[i] + column, inputs[j] + column, sums[i * kTokens + j]);
+            }
         }
-        add([column](const float* from) { return Simd::load_unaligned(from + column); });
     }
-    if (column < weight.columns) {
-        const int rest = static_cast<int>(weight.columns - column);
-        add([column, rest](const float* from) { return Simd::load_first(from + column, rest); });
-    }
-    float found[kSums];
     for (int i = 0; i < kSums; i += Simd::lanes) {
         Simd::store_unaligned(found + i, Simd::sums(sums + i));
     }
+}
+
+// A few rows of a dense weight for a few tokens.
+template <class Simd>
+void dense_block(const DenseLinear& weight, int64_t tokens, int64_t token, int64_t row, int64_t rows, const float* input,
+                 const float* other, float* output) {
+    constexpr int kTokens = kTokensAtOnce<Simd>;
+    const int64_t columns = weight.columns, count = smaller(kTokens, tokens - token);
+    const int left = static_cast<int>(columns % Simd::lanes);
+    float found[kRowsAtOnce * kTokens];
+    block_sums<Simd>(weight.values + row * columns, columns, rows, input + token * columns, columns, count, columns, found,
+                     [left](const float* w, const float* x, typename Simd::Vec sum) {
+                         return Simd::multiply_add(Simd::load_first(w, left), Simd::load_first(x, left), sum);
+                     });
     for (int64_t i = 0; i < rows; ++i) {
         for (int64_t j = 0; j < count; ++j) {
             const int64_t at = (token + j) * weight.rows + row + i;

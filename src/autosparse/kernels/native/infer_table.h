@@ -11,5 +11,5 @@
 template <class Simd>
 constexpr InferenceTable make_inference_table() {
     return {Simd::lanes,          kMostVectors,         Simd::dense_rows,  run_program<Simd>, linear_one<Simd>, linear_dense<Simd>,
-            linear_indexed<Simd>, linear_scratch<Simd>, linear_many<Simd>, largest_row<Simd>, decode<Simd>};
+            linear_indexed<Simd>, linear_scratch<Simd>, linear_many<Simd>, largest_rows<Simd>, decode<Simd>};
 }

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 4;
+constexpr int32_t kInterfaceVersion = 5;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -193,6 +193,9 @@ struct KernelTable {
     // kThresholdSlice weights]: of sign(weight) * scaled.
     void (*soft_threshold_gradients)(int64_t count, const float* weight, const float* grad, float threshold, float gate,
                                      float reach, int64_t threads, float* scaled, double* sums);
+
+    // How many weights have |weight| > threshold, threshold >= 0.
+    int64_t (*count_above)(int64_t count, const float* weight, float threshold, int64_t threads);
 };
 
 extern "C" {

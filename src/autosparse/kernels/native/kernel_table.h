@@ -39,5 +39,6 @@ constexpr KernelTable make_kernel_table() {
             transpose<Simd>,
             refresh_transposed<Simd>,
             soft_threshold<Simd>,
-            soft_threshold_gradients<Simd>};
+            soft_threshold_gradients<Simd>,
+            count_above<Simd>};
 }

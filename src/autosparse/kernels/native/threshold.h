@@ -67,3 +67,27 @@ void soft_threshold_gradients(int64_t count, const float* weight, const float* g
         sums[first / kThresholdSlice] = total;
     });
 }
+
+template <class Simd>
+int64_t count_above(int64_t count, const float* weight, float threshold, int64_t threads) {
+    using Vec = typename Simd::Vec;
+    const Vec bound = Simd::broadcast(threshold), one = Simd::broadcast(1.0f);
+    const int64_t slices = divide_up(count, kThresholdSlice);
+    int64_t total = 0;
+#pragma omp parallel for schedule(static) reduction(+ : total) num_threads(static_cast<int>(smaller(threads, slices)))
+    for (int64_t slice = 0; slice < slices; ++slice) {
+        const int64_t last = smaller((slice + 1) * kThresholdSlice, count);
+        Vec found = Simd::zero();  // whole numbers up to the size of a slice: exact
+        for (int64_t each = slice * kThresholdSlice; each < last; each += Simd::lanes) {
+            const Vec value = load_count<Simd>(weight + each, static_cast<int>(smaller(Simd::lanes, last - each)));
+            const Vec size = Simd::choose_positive(value, value, Simd::subtract(Simd::zero(), value));
+            found = Simd::add(found, Simd::where_positive(Simd::subtract(size, bound), one));
+        }
+        double by_lane[Simd::lanes] = {};
+        Simd::add_to(by_lane, found);
+        for (const double each : by_lane) {
+            total += static_cast<int64_t>(each);
+        }
+    }
+    return total;
+}
