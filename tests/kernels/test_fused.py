@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from autosparse.kernels.fused_block_operators import join_conv_norm_op
-from autosparse.kernels.fused_operators import conv_norm_op, join_op
+from autosparse.kernels.dense import Geometry
+from autosparse.kernels.fused_functions import conv_norm, join, join_conv_norm
+from autosparse.kernels.fused_layer import ConvCall, Norm
 
 RELAXED = settings(
     max_examples=8,
@@ -21,6 +22,7 @@ RELAXED = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 SPARSE, DENSE = [True] * 3, [False] * 3
+POINTWISE = Geometry((1, 1), (0, 0), (1, 1))
 EPSILON = 1e-5
 
 
@@ -87,21 +89,18 @@ def has_constant_channel(block: Block) -> bool:
 
 
 def fused(block: Block, given: dict[str, Tensor], sparse: list[bool]) -> tuple[Tensor, Tensor]:
-    def arguments(weight: str, place: int, stride: int = 1, padding: int = 0, groups: int = 1) -> tuple[object, ...]:
+    def arguments(weight: str, place: int, stride: int = 1, padding: int = 0, groups: int = 1) -> tuple[ConvCall, Norm]:
         gamma = given[f"gamma{place}"]
-        geometry = [stride] * 2, [padding] * 2, [1, 1], groups
-        passes = sparse if groups == 1 else DENSE
-        return (
-            given[weight], None, gamma, given[f"beta{place}"], torch.zeros(len(gamma)), EPSILON, *geometry,
-            "active", None, passes,
-        )  # fmt: skip
+        geometry = Geometry((stride, stride), (padding, padding), (1, 1), groups)
+        call = ConvCall(given[weight], None, geometry, "active", None, sparse if groups == 1 else DENSE)
+        return call, Norm(gamma, given[f"beta{place}"], torch.zeros(len(gamma)), EPSILON)
 
-    y = conv_norm_op(given["x"], None, False, *arguments("w1", 0))[:2]
-    y = conv_norm_op(*y, True, *arguments("w2", 1, block.stride, block.kernel // 2, block.groups))[:2]
-    y = conv_norm_op(*y, True, *arguments("w3", 2))[:2]
-    shortcut = conv_norm_op(given["x"], None, False, *arguments("shortcut", 3, block.stride))[:2]
-    z, raw, folded, _ = join_conv_norm_op(*y, *shortcut, True, *arguments("w4", 4))
-    return z, join_op(raw, folded, None, None, False)
+    y = conv_norm(given["x"], None, False, *arguments("w1", 0))[:2]
+    y = conv_norm(*y, True, *arguments("w2", 1, block.stride, block.kernel // 2, block.groups))[:2]
+    y = conv_norm(*y, True, *arguments("w3", 2))[:2]
+    shortcut = conv_norm(given["x"], None, False, *arguments("shortcut", 3, block.stride))[:2]
+    z, raw, folded, _ = join_conv_norm(*y, *shortcut, True, *arguments("w4", 4))
+    return z, join(raw, folded, None, None, False)
 
 
 def gradients(block: Block, dtype: torch.dtype, sparse: list[bool] | None) -> dict[str, Tensor]:
@@ -161,9 +160,8 @@ def test_a_mean_far_from_zero_leaves_the_variance_exact(instruction_set: str) ->
     x = torch.randn(4, 3, 8, 8) + 1000
     weight = torch.eye(3).reshape(3, 3, 1, 1)
     for sparse in (SPARSE, DENSE):
-        _, _, found = conv_norm_op(
-            x, None, False, weight, None, None, None, torch.zeros(3), 0.0, [1, 1], [0, 0], [1, 1], 1, "all", None, sparse
-        )
+        call = ConvCall(weight, None, POINTWISE, "all", None, sparse)
+        _, _, found = conv_norm(x, None, False, call, Norm(None, None, torch.zeros(3), 0.0))
         variance = x.double().var(dim=(0, 2, 3), correction=0)
         assert torch.allclose(found[1], variance, rtol=1e-5)
         assert torch.allclose(found[2], variance.rsqrt(), rtol=1e-5)
@@ -176,29 +174,15 @@ def test_a_constant_channel_leaves_no_gradient_of_gamma(instruction_set: str, sp
     x = torch.randn(4, 3, 8, 8)
     x[:, 1] = 7.3
     weight = torch.eye(3).reshape(3, 3, 1, 1)
-    arguments = torch.zeros(3), EPSILON, [1, 1], [0, 0], [1, 1], 1, "active", None, sparse
+    call = ConvCall(weight, None, POINTWISE, "active", None, sparse)
+    last = ConvCall(torch.randn(5, 3, 1, 1), None, POINTWISE, "active", None, sparse)
     gammas, betas = ([torch.ones(3).requires_grad_() for _ in range(3)] for _ in range(2))
-    first, second = (conv_norm_op(x, None, False, weight, None, gammas[i], betas[i], *arguments)[:2] for i in range(2))
-    join_op(*first, *second, False).mul(torch.randn(4, 3, 8, 8)).sum().backward()
-    alone = conv_norm_op(x, None, False, weight, None, gammas[2], betas[2], *arguments)[:2]
-    through = conv_norm_op(*alone, True, torch.randn(5, 3, 1, 1), None, None, None, torch.zeros(5), *arguments[1:])[:2]
-    join_op(*through, None, None, False).mul(torch.randn(4, 5, 8, 8)).sum().backward()
+    norms = [Norm(gamma, beta, torch.zeros(3), EPSILON) for gamma, beta in zip(gammas, betas, strict=True)]
+    first, second, alone = (conv_norm(x, None, False, call, norm)[:2] for norm in norms)
+    join(*first, *second, False).mul(torch.randn(4, 3, 8, 8)).sum().backward()
+    through = conv_norm(*alone, True, last, Norm(None, None, torch.zeros(5), EPSILON))[:2]
+    join(*through, None, None, False).mul(torch.randn(4, 5, 8, 8)).sum().backward()
     for gamma in gammas:
         assert gamma.grad is not None
         assert abs(gamma.grad[1]) < 1e-9
         assert abs(gamma.grad[0]) > 1e-3
-
-
-@pytest.mark.parametrize("sparse", [SPARSE, DENSE])
-def test_operators_pass_opcheck(native: None, sparse: list[bool]) -> None:
-    torch.manual_seed(0)
-    x, other = (torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_() for _ in range(2))
-    folded = torch.rand(3, 4, dtype=torch.float64).requires_grad_()
-    weight = (torch.randn(3, 4, 3, 3) * (torch.rand(3, 4, 3, 3) < 0.5)).requires_grad_()
-    gamma, beta = torch.rand(3).requires_grad_(), torch.rand(3).requires_grad_()
-    arguments = (weight, None, gamma, beta, torch.zeros(3), EPSILON, [1, 1], [1, 1], [1, 1], 1, "active", None, sparse)
-    torch.library.opcheck(conv_norm_op, (x, folded, True, *arguments))
-    torch.library.opcheck(conv_norm_op, (x.detach(), None, False, *arguments))
-    torch.library.opcheck(join_op, (x, folded, other, None, True))
-    torch.library.opcheck(join_op, (x, folded, other, folded, False))
-    torch.library.opcheck(join_conv_norm_op, (x, folded, other, None, True, *arguments))

@@ -124,6 +124,7 @@ def machine(settings: Settings) -> dict[str, Any]:
         "baseline": "plain dense torch, channels_last, the same batch, fused SGD, cross-entropy on all logits",
         "allocator": f"{malloc}, on both sides",
         "clock": f"{clock}, the sides' steps in turn",
+        "memory": "peak of a process for each side, with the system's allocator as it is",
     }
 
 

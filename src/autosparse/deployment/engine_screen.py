@@ -1,4 +1,4 @@
-"""Which output of a dense linear layer is the largest, for a few tokens: rows are estimated from eight-bit copies of the weights,
+"""Which outputs of a dense linear layer are the largest: rows are estimated from eight-bit copies of the weights,
 and those that can be the largest are computed exactly. The answer is that of computing them all."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,11 +189,14 @@ def layer_plans(run: Sparsifier) -> list[LayerPlan]:
 
 
 def peak_bytes(settings: Settings, start: Start | None) -> int | None:
-    """The most memory that a process of its own had while it trained a few steps; None where the system does not tell."""
+    """The most memory that a process of its own had while it trained a few steps; None where the system does not tell.
+
+    With the system's allocator as it is: one that keeps freed blocks shows how they were laid out, not what was needed.
+    """
     if not STATUS.exists():
         return None
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_train_and_look, settings, start).result()
+        return pool.submit(_train_and_look, replace(settings, default_malloc=True), start).result()
 
 
 def _train_and_look(settings: Settings, start: Start | None) -> int:

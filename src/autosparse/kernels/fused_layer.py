@@ -6,7 +6,7 @@ Every pass of the convolution runs sparse or dense; around a dense one the other
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class ConvCall:
     wanted: str
     mask: Tensor | None
     sparse: Sequence[bool]
+
+    def on(self, weight: Tensor) -> ConvCall:
+        """The same with a weight that autograd has kept, and knows to be unchanged."""
+        return replace(self, weight=weight)
 
     def out_shape(self, x: Tensor) -> tuple[int, int, int, int]:
         return checks.conv2d(x, self.weight, self.bias, self.geometry, self.wanted, self.mask, self.sparse)

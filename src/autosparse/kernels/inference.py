@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autosparse.kernels.library import FOLDER_VARIABLE, HOW_TO_BUILD, INSTRUCTION_SETS, VARIABLE
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 FILE_NAME = "libautosparse_inference.so"
 BITMASK_COLUMNS = 16
 INDEXED_BLOCK = 8

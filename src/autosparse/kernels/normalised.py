@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.fused_block_operators import join_conv_norm_op
-from autosparse.kernels.fused_operators import conv_norm_op, join_op
+from autosparse.kernels import fused_functions
+from autosparse.kernels.dense import Geometry
+from autosparse.kernels.fused_layer import ConvCall, Norm
 from autosparse.kernels.planner import DENSE, Passes
 
 
@@ -33,8 +35,8 @@ class Route(Protocol):
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
     """norm(conv(x)) in training, running statistics included."""
     raw, folded, relu = x if isinstance(x, Normalised) else (x, None, False)
-    raw, folded, statistics = conv_norm_op(raw, folded, relu, *_arguments(conv, norm, raw.shape))
-    track(norm, statistics.detach(), raw)
+    raw, folded, statistics = fused_functions.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
+    track(norm, statistics, raw)
     return Normalised(raw, folded)
 
 
@@ -44,8 +46,7 @@ def activated(value: Normalised) -> Normalised:
 
 def plain(value: Normalised) -> Tensor:
     """The value as a tensor, for whoever else uses it."""
-    found: Tensor = join_op(value.raw, value.folded, None, None, value.relu)
-    return found
+    return fused_functions.join(value.raw, value.folded, None, None, value.relu)
 
 
 def joined(first: Normalised, second: Tensor | Normalised, relu: bool) -> Tensor:
@@ -54,8 +55,7 @@ def joined(first: Normalised, second: Tensor | Normalised, relu: bool) -> Tensor
         total = plain(first) + (plain(second) if isinstance(second, Normalised) else second)
         return total.relu() if relu else total
     other, folded = second[:2] if isinstance(second, Normalised) else (second, None)
-    found: Tensor = join_op(first.raw, first.folded, other, folded, relu)
-    return found
+    return fused_functions.join(first.raw, first.folded, other, folded, relu)
 
 
 def _broadcasts(first: Normalised, second: Tensor | Normalised) -> bool:
@@ -71,14 +71,14 @@ def joined_conv_norm(
         total = joined(first, second, relu)
         return total, conv_norm(conv, norm, total)
     other, other_folded = second[:2] if isinstance(second, Normalised) else (second, None)
-    arguments = _arguments(conv, norm, first.raw.shape)
-    result, raw, folded, statistics = join_conv_norm_op(first.raw, first.folded, other, other_folded, relu, *arguments)
-    track(norm, statistics.detach(), raw)
+    branches = first.raw, first.folded, other, other_folded
+    result, raw, folded, statistics = fused_functions.join_conv_norm(*branches, relu, *_call(conv, norm, first.raw.shape))
+    track(norm, statistics, raw)
     return result, Normalised(raw, folded)
 
 
-def _arguments(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[object, ...]:
-    """Of conv_norm_op, after its input."""
+def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[ConvCall, Norm]:
+    """What the modules do to an input of this shape."""
     route: Route | None = vars(conv).get("sparse_route")
     if route is not None:
         route.input_shape = shape
@@ -89,10 +89,12 @@ def _arguments(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tupl
     shift = norm.running_mean
     if shift is None:
         shift = torch.zeros(norm.num_features)
-    geometry = [list(each) for each in (conv.stride, conv.padding, conv.dilation)]
-    return (
-        conv.weight, conv.bias, norm.weight, norm.bias, shift, norm.eps, *geometry, conv.groups, kind, mask, list(passes)
-    )  # fmt: skip
+    geometry = Geometry(_pair(conv.stride), _pair(conv.padding), _pair(conv.dilation), conv.groups)
+    return ConvCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
+
+
+def _pair(value: Sequence[int] | str) -> tuple[int, int]:
+    return int(value[0]), int(value[1])
 
 
 def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:

@@ -10,9 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from autosparse.kernels import dense, fused_passes, passes
+from autosparse.kernels import dense, fused_functions, fused_passes, passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.functional import sparse_linear
+from autosparse.kernels.fused_layer import ConvCall, Norm
 from autosparse.kernels.fused_passes import Ending, Gradient, Value
 from autosparse.kernels.planner import Sample, Times, Workload
 from autosparse.kernels.plans import Plan, plan_for
@@ -34,25 +35,39 @@ def measure(workload: Workload, densities: Sequence[float]) -> Times:
         x, grad = _activations(workload)
         seconds = {name: _fastest(call) for name, call in _dense_calls(workload, x, grad).items()}
         samples = tuple(_sample(plan, _pattern(workload, density, generator), x, grad) for density in densities)
-    return Times(**seconds, operators=operator_seconds(), samples=samples)
+    return Times(**seconds, operators=operator_seconds(workload.fused), samples=samples)
 
 
-@lru_cache(maxsize=1)
-def operator_seconds() -> float:
-    """What a forward and a backward pass of our operator take longer than torch's own, with next to nothing to compute."""
-    x, weight = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, requires_grad=True)
+@lru_cache(maxsize=2)
+def operator_seconds(fused: bool) -> float:
+    """What a forward and a backward pass of our operators take longer than torch's own, with next to nothing to compute."""
+    shape = (2, 1, 1, 1) if fused else (1, 1)
+    x, weight = torch.ones(shape, requires_grad=True), torch.ones(shape[1:2] * len(shape), requires_grad=True)
+    if fused:
+        return max(0.0, _tiny_step(_fused_conv_norm, x, weight) - _tiny_step(_conv_norm, x, weight))
+    ours = _tiny_step(lambda x, weight: sparse_linear(x, weight, None, "active"), x, weight)
+    return max(0.0, ours - _tiny_step(torch.nn.functional.linear, x, weight))
 
-    def seconds(call: Callable[[Tensor, Tensor], Tensor]) -> float:
-        with torch.enable_grad():
-            times = []
-            for _ in range(TINY_STEPS):
-                begin = CLOCK()
-                torch.autograd.grad(call(x, weight), (x, weight))
-                times.append(CLOCK() - begin)
-        return statistics.median(times)
 
-    ours = seconds(lambda x, weight: sparse_linear(x, weight, None, "active"))
-    return max(0.0, ours - seconds(torch.nn.functional.linear))
+def _tiny_step(call: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> float:
+    with torch.enable_grad():
+        times = []
+        for _ in range(TINY_STEPS):
+            begin = CLOCK()
+            torch.autograd.grad(call(x, weight).sum(), (x, weight))
+            times.append(CLOCK() - begin)
+    return statistics.median(times)
+
+
+def _conv_norm(x: Tensor, weight: Tensor) -> Tensor:
+    raw = torch.nn.functional.conv2d(x, weight)
+    return torch.nn.functional.batch_norm(raw, None, None, training=True).relu()
+
+
+def _fused_conv_norm(x: Tensor, weight: Tensor) -> Tensor:
+    call = ConvCall(weight, None, dense.Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
+    raw, folded, _ = fused_functions.conv_norm(x, None, False, call, Norm(None, None, torch.zeros(1), 1e-5))
+    return fused_functions.join(raw, folded, None, None, relu=True)
 
 
 def _fastest(call: Callable[[], object]) -> float:

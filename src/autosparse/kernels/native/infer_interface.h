@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInferenceVersion = 2;
+constexpr int32_t kInferenceVersion = 3;
 
 // Columns that one word of a bitmask describes.
 constexpr int64_t kBitmaskColumns = 16;

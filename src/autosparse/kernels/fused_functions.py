@@ -1,0 +1,163 @@
+"""The differentiable functions of the fused step: a convolution with its batch norm, the end of a residual block, and both.
+
+They hand on a *normalised value*: (raw, folded) stands for folded[0] * raw + folded[1], one scale and offset a channel,
+and perhaps its ReLU; folded[2] is the mean of raw. It has a gradient of its own form, which these functions give to each
+other: that of `raw` is the gradient of the normalised value (before its ReLU), that of `folded` are its sums times
+raw - mean and alone, in double, and nothing. A function that made a value turns them into the raw value's gradient while
+it reads them. So `raw` and `folded` may go nowhere but into these functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from autosparse.kernels import fused_layer, fused_passes
+from autosparse.kernels.fused_layer import ConvCall, Norm
+from autosparse.kernels.fused_passes import TO_JOINED, TO_JOINED_ACTIVATED, Ending, Gradient, Value
+from autosparse.kernels.operators import empty_pixels, pixels_last
+
+
+def conv_norm(x: Tensor, x_folded: Tensor | None, x_relu: bool, call: ConvCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+    """raw, folded, and the statistics: mean, biased variance, 1 / standard deviation."""
+    learned = call.weight, call.bias, norm.gamma, norm.beta
+    found: tuple[Tensor, Tensor, Tensor] = _ConvNorm.apply(x, x_folded, x_relu, *learned, call, norm)  # type: ignore[no-untyped-call]
+    return found
+
+
+def join(raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor | None, relu: bool) -> Tensor:
+    """The sum of a normalised value and another one or a tensor, or the value alone, as a tensor."""
+    found: Tensor = _Join.apply(raw, folded, other, other_folded, relu)  # type: ignore[no-untyped-call]
+    return found
+
+
+def join_conv_norm(
+    before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool, call: ConvCall, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The end of a block, and with it the first convolution of the next: their backward pass is one.
+
+    The gradient of the block's result comes from that convolution and from the next shortcut, and is added, masked by the
+    ReLU and summed while the convolution's input gradient is written. Gives the block's result, then as `conv_norm`.
+    """
+    learned = call.weight, call.bias, norm.gamma, norm.beta
+    branches = before, before_folded, other, other_folded
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _JoinConvNorm.apply(*branches, relu, *learned, call, norm)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ConvNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, x_folded: Tensor | None, x_relu: bool, weight: Tensor, bias: Tensor | None,
+        gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        raw, folded, statistics = fused_layer.forward(Value.of(pixels_last(x), x_folded, x_relu), call, norm)
+        ctx.mark_non_differentiable(statistics)
+        ctx.x_relu, ctx.call = x_relu, call
+        ctx.save_for_backward(raw, statistics, x, x_folded, weight, bias, gamma)
+        return raw, folded, statistics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        raw, statistics, x, x_folded, weight, bias, gamma = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        value = Value.of(pixels_last(x), x_folded, ctx.x_relu)
+        of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
+        found = fused_layer.backward(value, ctx.call.on(weight), of_raw, Ending.at(value), needs[0], needs[3])
+        of_folded = None if found.sums is None or x_folded is None else _of_folded(found.sums)
+        return found.x, of_folded, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[5:7]), None, None
+
+
+class _Join(Function):
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor | None, relu: bool) -> Tensor:
+        value = Value.of(pixels_last(raw), folded, relu)
+        ctx.relu, ctx.has_other = relu, other is not None
+        if other is None:
+            result = fused_passes.materialise(value)
+        else:
+            result = fused_passes.join(value, Value.of(pixels_last(other), other_folded, False), relu)
+        ctx.save_for_backward(result, raw, folded, None if other_folded is None else other, other_folded)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        result, *saved = ctx.saved_tensors
+        branches = saved[0], saved[1], saved[2], saved[3]
+        target = empty_pixels(grad, grad.shape)
+        sums = fused_passes.finish(pixels_last(grad), _where_branches_join(branches, result, None, ctx.relu), target)
+        of_other = target if ctx.has_other else None
+        return target, _of_folded(sums), of_other, None if branches[-1] is None else _of_folded(sums, 2), None
+
+
+class _JoinConvNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool,
+        weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        first = Value.of(pixels_last(before), before_folded, relu)
+        result = fused_passes.join(first, Value.of(pixels_last(other), other_folded, False), relu)
+        raw, folded, statistics = fused_layer.forward(Value(result), call, norm)
+        ctx.mark_non_differentiable(statistics)
+        ctx.relu, ctx.call = relu, call
+        branches = before, before_folded, None if other_folded is None else other, other_folded
+        ctx.save_for_backward(result, *branches, raw, statistics, weight, bias, gamma)
+        return result, raw, folded, statistics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_result: Tensor, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        result, *saved, raw, statistics, weight, bias, gamma = ctx.saved_tensors
+        branches = saved[0], saved[1], saved[2], saved[3]
+        needs = ctx.needs_input_grad
+        of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
+        ending = _where_branches_join(branches, result, grad_result, ctx.relu)
+        found = fused_layer.backward(Value(result), ctx.call.on(weight), of_raw, ending, True, needs[5])
+        assert found.sums is not None
+        of_branches = found.x, _of_folded(found.sums), found.x, None if branches[-1] is None else _of_folded(found.sums, 2)
+        return *of_branches, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[7:9]), None, None
+
+
+def _of_norm(
+    raw: Tensor, grad: Tensor, grad_folded: Tensor, statistics: Tensor, gamma: Tensor | None
+) -> tuple[Tensor, Tensor, Gradient]:
+    """The gradients of gamma, of beta and of the raw value."""
+    of_gamma, of_beta, coefficients = fused_passes.fold_gradients(raw, grad_folded.contiguous(), statistics, gamma)
+    return of_gamma, of_beta, Gradient(pixels_last(grad), raw, coefficients)
+
+
+def _of_learned(
+    bias: Tensor | None, of_gamma: Tensor, of_beta: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    # the batch norm takes every constant away, so the bias has no gradient
+    of_bias = None if bias is None else torch.zeros_like(bias)
+    return of_bias, of_gamma if needs[0] else None, of_beta if needs[1] else None
+
+
+def _of_folded(sums: Tensor, products: int = 1) -> Tensor:
+    """The gradient of `folded` from a pass's sums: times raw - mean, and alone."""
+    return torch.stack((sums[products], sums[0], torch.zeros_like(sums[0])))
+
+
+def _where_branches_join(
+    branches: tuple[Tensor, Tensor, Tensor | None, Tensor | None], result: Tensor, added: Tensor | None, relu: bool
+) -> Ending:
+    """The other branch has sums of its own if it is a normalised value."""
+    raw, folded, other, other_folded = branches
+    beside = None if other_folded is None or other is None else Value.of(pixels_last(other), other_folded, False)
+    return Ending(
+        TO_JOINED_ACTIVATED if relu else TO_JOINED,
+        raw=pixels_last(raw),
+        shift=folded[2].float(),
+        other=None if beside is None else beside.raw,
+        other_shift=None if beside is None else beside.mean,
+        result=pixels_last(result),
+        added=None if added is None else pixels_last(added),
+    )
