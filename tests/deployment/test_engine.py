@@ -247,6 +247,7 @@ def test_refusals() -> None:
 
 
 @needs_engine
+@pytest.mark.usefixtures("_native_wins")
 def test_the_table_names_every_layer() -> None:
     model = prepared(models.small_conv())
     x = torch.randn(1, 1, 28, 28)

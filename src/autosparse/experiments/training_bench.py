@@ -145,21 +145,27 @@ def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start
         example_input=tuple(each[:1] for each in task.inputs),
         guard=None,
     )
-    if start.sparsity is None:
-        assert task.densities is not None
-        for layer in run.layers:
-            layer.parametrization.start_at(layer.weight(), 1 - task.densities[layer.name])  # type: ignore[operator]
+    _start_at(run, task, start)
     run._compute.fuse = not settings.layer_by_layer
     run.compute(start.compute)
     return run
 
 
+def _start_at(run: Sparsifier, task: Task, start: Start) -> None:
+    """Every layer at its sparsity."""
+    for layer in run.layers:
+        sparsity = 1 - task.densities[layer.name] if start.sparsity is None and task.densities else start.sparsity
+        layer.parametrization.start_at(layer.weight(), sparsity)  # type: ignore[operator]
+
+
 def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int) -> tuple[list[Row], dict[str, Side]]:
     """Every side's steps in turn; the first row is dense torch."""
     sides = {DENSE: make_side(task, settings, None)} | {each.title: make_side(task, settings, each) for each in starts}
-    for side in sides.values():
+    for side, start in zip(sides.values(), (None, *starts), strict=True):
         for _ in range(WARM_UP):
             side.step()
+        if side.run is not None and start is not None:  # the first steps from random weights lose the most zeros
+            _start_at(side.run, task, start)
     clock = time.process_time if settings.cpu_time else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
