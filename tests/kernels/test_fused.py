@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from autosparse.kernels import fused_passes
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_functions import conv_norm, join, join_conv_norm
 from autosparse.kernels.fused_layer import ConvCall, Norm
@@ -153,6 +154,21 @@ def test_the_same_result_run_to_run(native: None, sparse: list[bool], threads: i
     block = Block(8, (24, 20, 40), (15, 13), 3, 2, 0.3, False, 0)
     first, second = (gradients(block, torch.float32, sparse) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_results_written_past_the_caches_are_the_same(
+    instruction_set: str, depthwise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(2)
+    block = Block(3, (32, 48, 16), (9, 11), 3, 2, 0.3, depthwise, 0)
+    assert not fused_passes.streams(torch.empty(3, 32, 9, 11))
+    cached = gradients(block, torch.float32, SPARSE)
+    monkeypatch.setattr(fused_passes, "STREAMED_BYTES", 0)
+    assert fused_passes.streams(torch.empty(3, 32, 9, 11))
+    assert not fused_passes.streams(torch.empty(3, 33, 9, 11))
+    streamed = gradients(block, torch.float32, SPARSE)
+    assert all(torch.equal(cached[name], streamed[name]) for name in cached)
 
 
 def test_a_mean_far_from_zero_leaves_the_variance_exact(instruction_set: str) -> None:

@@ -161,15 +161,15 @@ def _start_at(run: Sparsifier, task: Task, start: Start) -> None:
 def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int) -> tuple[list[Row], dict[str, Side]]:
     """Every side's steps in turn; the first row is dense torch."""
     sides = {DENSE: make_side(task, settings, None)} | {each.title: make_side(task, settings, each) for each in starts}
-    for side, start in zip(sides.values(), (None, *starts), strict=True):
+    for side in sides.values():
         for _ in range(WARM_UP):
             side.step()
-        if side.run is not None and start is not None:  # the first steps from random weights lose the most zeros
-            _start_at(side.run, task, start)
     clock = time.process_time if settings.cpu_time else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
-        for name, side in sides.items():
+        for (name, side), start in zip(sides.items(), (None, *starts), strict=True):
+            if side.run is not None and start is not None:  # steps from random weights lose zeros: each is timed at as many
+                _start_at(side.run, task, start)
             began = clock()
             for _ in range(settings.dense_grad_every):  # a whole cycle: its steps are not alike
                 side.step()

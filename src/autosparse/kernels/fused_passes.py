@@ -23,6 +23,9 @@ STORE, STATISTICS, TO_NORMALISED, TO_ACTIVATED, TO_JOINED, TO_JOINED_ACTIVATED =
 SLICES = 64
 # Channels whose packed gradient still fits into the second cache, for both gradients in one pass.
 MOST_JOINT_CHANNELS = 1024
+# Results above this size have left the caches before they are read again.
+STREAMED_BYTES = 16 * 2**20
+VECTOR_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,18 @@ class Sums:
         return Sink(
             ending.kind,
             address(target),
+            target is not None and streams(target),
             *(address(each) for each in (ending.shift, ending.raw, ending.scale, ending.offset)),
             *(address(each) for each in (ending.added, ending.result, ending.other, ending.other_shift)),
             self._slices.data_ptr(),
             self.total.data_ptr(),
         )
+
+
+def streams(target: Tensor) -> bool:
+    """Whether to write a tensor past the caches: it is larger than they are, and a pixel's vectors are aligned."""
+    large = target.numel() * target.element_size() > STREAMED_BYTES
+    return large and target.shape[1] % kernels().lanes == 0 and target.data_ptr() % VECTOR_BYTES == 0
 
 
 def address(tensor: Tensor | None) -> int | None:

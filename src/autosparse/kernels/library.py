@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -62,8 +62,10 @@ class Sink(Structure):
 
     _fields_ = [
         ("kind", c_int64),
+        ("target", c_void_p),
+        ("streams", c_int64),
         *((name, c_void_p) for name in (
-            "target", "shift", "raw", "scale", "offset", "added", "result", "other", "other_shift", "slice_sums", "sums",
+            "shift", "raw", "scale", "offset", "added", "result", "other", "other_shift", "slice_sums", "sums",
         )),
     ]  # fmt: skip
 

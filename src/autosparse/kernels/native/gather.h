@@ -108,7 +108,7 @@ template <class Simd>
 void gather(const Pass* pass, const float* input, const float* bias, const int32_t* row_start, const Entry* entries,
             int64_t threads, int64_t row_parts, float* scratch, float* output) {
     gather_tiles<Simd>(*pass, PlainSource<Simd>{input}, bias, row_start, entries, threads, count_tiles(*pass, Simd::lanes),
-                       row_parts, scratch, StoreSink<Simd>{output}, nullptr);
+                       row_parts, scratch, StoreSink<Simd>{Target<Simd>(output)}, nullptr);
 }
 
 // Zeroes the slices' sums before `call` and adds them up after it.

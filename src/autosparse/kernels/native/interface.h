@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 5;
+constexpr int32_t kInterfaceVersion = 6;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -70,6 +70,7 @@ constexpr int64_t kSums = 3;  // kinds of sums that a sink makes at most
 struct Sink {
     int64_t kind;
     float* target;
+    int64_t streams;     // 1: target is larger than the caches, and its pixels lie on vectors' boundaries
     const float* shift;  // taken off a result before it is summed, off `raw` before it is multiplied: near the mean
     const float *raw, *scale, *offset;
     const float *added, *result, *other, *other_shift;

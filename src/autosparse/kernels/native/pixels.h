@@ -101,14 +101,32 @@ struct JoinedSource {
 // ---- sinks -----------------------------------------------------------------------------------------------------------
 // `finish` adds a group's sums to sums[kind * padded channels + channel]; `padded` is the channels in whole vectors.
 
+// Where results go. What is larger than the caches is written past them: nothing is read before it is overwritten. The
+// barrier at the end of a parallel loop orders these stores before whatever reads them.
+template <class Simd>
+struct Target {
+    float* memory;
+    bool streams;
+
+    explicit Target(float* to) : memory(to), streams(false) {}
+    explicit Target(const Sink& to) : memory(to.target), streams(to.streams != 0) {}
+    void put(int64_t place, typename Simd::Vec value, int count) const {
+        if (streams && count == Simd::lanes) {
+            Simd::stream(memory + place, value);
+        } else {
+            store_count<Simd>(memory + place, value, count);
+        }
+    }
+};
+
 template <class Simd>
 struct StoreSink {
     using Vec = typename Simd::Vec;
     struct Group {};
-    float* target;
+    Target<Simd> target;
 
     Group group(int64_t, int) const { return {}; }
-    void put(Group&, int64_t place, Vec value, int count) const { store_count<Simd>(target + place, value, count); }
+    void put(Group&, int64_t place, Vec value, int count) const { target.put(place, value, count); }
     void finish(const Group&, int64_t, double*) const {}
 };
 
@@ -119,14 +137,14 @@ struct StatisticsSink {
     struct Group {
         Vec shift, sum, squares;
     };
-    float* target;
+    Target<Simd> target;
     const float* shift;
     int64_t padded;
 
     Group group(int64_t channel, int count) const { return {load_count<Simd>(shift + channel, count), Simd::zero(), Simd::zero()}; }
     void put(Group& group, int64_t place, Vec value, int count) const {
-        if (target != nullptr) {
-            store_count<Simd>(target + place, value, count);
+        if (target.memory != nullptr) {
+            target.put(place, value, count);
         }
         const Vec shifted = Simd::subtract(value, group.shift);
         group.sum = Simd::add(group.sum, shifted);
@@ -146,7 +164,7 @@ struct NormalisedSink {
     struct Group {
         Vec scale, offset, shift, sum, products;
     };
-    float* target;
+    Target<Simd> target;
     const float *raw, *shift, *scale, *offset;
     int64_t padded;
 
@@ -163,7 +181,7 @@ struct NormalisedSink {
         if (kRelu) {
             value = Simd::where_positive(Simd::multiply_add(group.scale, before, group.offset), value);
         }
-        store_count<Simd>(target + place, value, count);
+        target.put(place, value, count);
         group.sum = Simd::add(group.sum, value);
         group.products = Simd::multiply_add(value, Simd::subtract(before, group.shift), group.products);
     }
@@ -181,7 +199,7 @@ struct JoinedSink {
     struct Group {
         Vec shift, other_shift, sum, products, other_products;
     };
-    float* target;
+    Target<Simd> target;
     const float *added, *result;  // `added` may be null; `result` is what the block gave
     const float *raw, *shift, *other, *other_shift;
     int64_t padded;
@@ -197,7 +215,7 @@ struct JoinedSink {
         if (kRelu) {
             value = Simd::where_positive(load_count<Simd>(result + place, count), value);
         }
-        store_count<Simd>(target + place, value, count);
+        target.put(place, value, count);
         group.sum = Simd::add(group.sum, value);
         const Vec before = Simd::subtract(load_count<Simd>(raw + place, count), group.shift);
         group.products = Simd::multiply_add(value, before, group.products);
@@ -246,21 +264,21 @@ void with_joined_source(const Source& from, const Call& call) {
 
 template <class Simd>
 StatisticsSink<Simd> statistics_sink(const Sink& to, int64_t channels) {
-    return {to.target, to.shift, round_up(channels, Simd::lanes)};
+    return {Target<Simd>(to), to.shift, round_up(channels, Simd::lanes)};
 }
 
 template <class Simd, bool kRelu, class Call>
 void with_joined_sink(const Sink& to, int64_t padded, const Call& call) {
     if (to.other != nullptr) {
-        call(JoinedSink<Simd, kRelu, true>{to.target, to.added, to.result, to.raw, to.shift, to.other, to.other_shift, padded});
+        call(JoinedSink<Simd, kRelu, true>{Target<Simd>(to), to.added, to.result, to.raw, to.shift, to.other, to.other_shift, padded});
     } else {
-        call(JoinedSink<Simd, kRelu, false>{to.target, to.added, to.result, to.raw, to.shift, nullptr, nullptr, padded});
+        call(JoinedSink<Simd, kRelu, false>{Target<Simd>(to), to.added, to.result, to.raw, to.shift, nullptr, nullptr, padded});
     }
 }
 
 template <class Simd, bool kRelu>
 NormalisedSink<Simd, kRelu> normalised_sink(const Sink& to, int64_t padded) {
-    return {to.target, to.raw, to.shift, to.scale, to.offset, padded};
+    return {Target<Simd>(to), to.raw, to.shift, to.scale, to.offset, padded};
 }
 
 // What becomes of the gradient of a layer's input.
@@ -268,7 +286,7 @@ template <class Simd, class Call>
 void with_gradient_sink(const Sink& to, int64_t channels, const Call& call) {
     const int64_t padded = round_up(channels, Simd::lanes);
     switch (to.kind) {
-        case kStoreSink: return call(StoreSink<Simd>{to.target});
+        case kStoreSink: return call(StoreSink<Simd>{Target<Simd>(to)});
         case kNormalisedSink: return call(normalised_sink<Simd, false>(to, padded));
         case kActivatedSink: return call(normalised_sink<Simd, true>(to, padded));
         case kJoinedSink: return with_joined_sink<Simd, false>(to, padded, call);
@@ -288,7 +306,7 @@ void with_input_and_sink(const Source& from, const Sink& to, int64_t channels, c
         call(NormalisedSource<Simd, true>{from.tensor, from.scale, from.offset},
              normalised_sink<Simd, true>(to, padded));
     } else if (to.kind == kStoreSink) {
-        call(PlainSource<Simd>{from.tensor}, StoreSink<Simd>{to.target});
+        call(PlainSource<Simd>{from.tensor}, StoreSink<Simd>{Target<Simd>(to)});
     } else if (to.kind == kJoinedSink) {
         with_joined_sink<Simd, false>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{from.tensor}, sink); });
     } else if (to.kind == kJoinedActivatedSink) {

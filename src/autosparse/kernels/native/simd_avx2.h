@@ -17,6 +17,8 @@ struct Avx2 {
     static void store(float* to, Vec value) { _mm256_store_ps(to, value); }
     static void store_unaligned(float* to, Vec value) { _mm256_storeu_ps(to, value); }
     static void store_first(float* to, Vec value, int count) { _mm256_maskstore_ps(to, first(count), value); }
+    // To memory without passing through the caches; `to` lies on a vector's boundary.
+    static void stream(float* to, Vec value) { _mm256_stream_ps(to, value); }
     static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
     static Vec subtract(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
     static Vec multiply(Vec a, Vec b) { return _mm256_mul_ps(a, b); }

@@ -17,6 +17,8 @@ struct Avx512 {
     static void store(float* to, Vec value) { _mm512_store_ps(to, value); }
     static void store_unaligned(float* to, Vec value) { _mm512_storeu_ps(to, value); }
     static void store_first(float* to, Vec value, int count) { _mm512_mask_storeu_ps(to, first(count), value); }
+    // To memory without passing through the caches; `to` lies on a vector's boundary.
+    static void stream(float* to, Vec value) { _mm512_stream_ps(to, value); }
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
     static Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
     static Vec multiply(Vec a, Vec b) { return _mm512_mul_ps(a, b); }

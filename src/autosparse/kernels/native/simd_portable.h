@@ -20,6 +20,8 @@ struct Portable {
     static void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
     static void store_unaligned(float* to, Vec value) { store_first(to, value, lanes); }
     static void store_first(float* to, Vec value, int count) { std::memcpy(to, &value, count * sizeof(float)); }
+    // To memory without passing through the caches; `to` lies on a vector's boundary.
+    static void stream(float* to, Vec value) { store(to, value); }
     static Vec add(Vec a, Vec b) { return a + b; }
     static Vec subtract(Vec a, Vec b) { return a - b; }
     static Vec multiply(Vec a, Vec b) { return a * b; }

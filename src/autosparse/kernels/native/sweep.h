@@ -75,7 +75,7 @@ void sweep(int64_t pixels, int64_t channels, const Source* source, int64_t threa
     };
     with_sums<Simd>(*sink, slices, channels, [&](double* sums) {
         if (sink->kind == kStoreSink) {  // what only makes a tensor; a sink with sums takes a plain tensor
-            const StoreSink<Simd> to{sink->target};
+            const StoreSink<Simd> to{Target<Simd>(*sink)};
             const auto store = [&](const auto& from) { run(from, to, sums); };
             if (source->kind == kJoinedSource) {
                 with_joined_source<Simd, false>(*source, store);
