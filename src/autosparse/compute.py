@@ -111,7 +111,7 @@ class Compute:
         fused = fused_convolutions(model) if self.fuse else set()
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
             for layer, density in zip(layers, densities, strict=True):
-                if layer.name in self._routed or fits(layer):
+                if layer.name in self._routed or (layer.parametrization.ran_eagerly and fits(layer)):
                     found[layer.name] = self._decide(layer, density, rare, layer.places[0].module in fused)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
@@ -153,6 +153,7 @@ class Compute:
         if self.fuse and any(any(chosen) for chosen in passes.values()):
             if self._fused is None:
                 fused_step.install(model)
+            fused_step.renew(model)
             self._fused = model
         elif self._fused is not None:
             fused_step.remove(self._fused)
@@ -164,7 +165,7 @@ class Compute:
             "threads": torch.get_num_threads(),
             "kernels": kernels.instruction_set(),
             "first_plans": self.first_plans,
-            "shapes": {name: list(shape) for name, shape in self._seen().items()},
+            "shapes": {name: list(shape) for name, shape in self._shapes.items()},
             "passes": {name: list(route.passes) for name, route in self._routed.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
         }

@@ -20,6 +20,8 @@ class SparseParametrization(nn.Module):
         super().__init__()
         # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer a layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
+        self.ran_eagerly = False  # in training; a compiled model never sets it, and may not find its modules changed later
+        self.register_forward_hook(_note_eager_call)
 
     def open_gate(self, value: float) -> None:
         """Set what pruned weights receive of their gradient."""
@@ -55,6 +57,11 @@ class SparseParametrization(nn.Module):
     def threshold_values(self) -> Tensor | None:
         """The pruning thresholds in units of the weight, if the method has any."""
         return None
+
+
+def _note_eager_call(module: nn.Module, *_: object) -> None:
+    if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
+        module.ran_eagerly = True  # type: ignore[assignment]
 
 
 class Gated(SparseParametrization):

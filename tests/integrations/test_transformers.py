@@ -230,7 +230,10 @@ def test_saved_models_are_plain(tmp_path: Path) -> None:
         loaded, notes = BertForSequenceClassification.from_pretrained(tmp_path / folder, output_loading_info=True)
         assert not notes["missing_keys"]
         assert not notes["unexpected_keys"]
-        assert torch.equal(loaded.eval()(**inputs).logits, expected)
+        kept = sp.model.state_dict()
+        assert all(torch.equal(value, kept[name]) for name, value in loaded.state_dict().items())
+        # mapped from a file the weights lie on other boundaries, which changes how sums are rounded
+        torch.testing.assert_close(loaded.eval()(**inputs).logits, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_embeddings_tied_to_the_head_are_left_alone(tmp_path: Path) -> None:

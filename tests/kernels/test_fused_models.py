@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,21 @@ class Dropping(Net):
         return super().forward(x) * (1.0 if random.random() < 2 else 0.0)
 
 
+class DroppingByNumpy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if np.random.rand() < 2 else 0.0)
+
+
+SWITCH = {"negative": False}
+
+
+class Switched(Net):
+    """Depends on what no attribute shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x) if SWITCH["negative"] else super().forward(x)
+
+
 BATCH_NORMS = 8
 
 
@@ -87,7 +103,7 @@ def gradients(kind: type[Net], mode: str, dtype: torch.dtype = torch.float32) ->
     return model, {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize(("kind", "fused"), [(Net, BATCH_NORMS), (Branching, BATCH_NORMS), (Dropping, BATCH_NORMS)])
+@pytest.mark.parametrize(("kind", "fused"), [(kind, BATCH_NORMS) for kind in (Net, Branching, Dropping, DroppingByNumpy)])
 def test_gradients_and_statistics_are_those_of_torch(native: None, kind: type[Net], fused: int) -> None:
     exact, wanted = gradients(kind, "dense", torch.float64)
     _, near = gradients(kind, "dense")
@@ -112,6 +128,17 @@ def test_the_package_models_are_fused_whole(native: None, name: str) -> None:
         model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert fused_step.count_fused(model) == norms
     assert f"{norms} batch norms are fused" in str(sp.report())
+
+
+def test_a_forward_that_has_changed_is_followed_from_the_next_plan_on(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, (x, _) = Switched(), images()
+    start(model)
+    before = model(x)
+    monkeypatch.setitem(SWITCH, "negative", True)
+    fused_step.renew(model)
+    assert torch.allclose(model(x), -before, atol=1e-5)
+    assert fused_step.count_fused(model) == BATCH_NORMS
 
 
 def test_hooked_modules_are_called_and_not_fused(native: None) -> None:

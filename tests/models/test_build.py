@@ -20,7 +20,7 @@ def test_the_list_holds_every_public_builder() -> None:
         *("mobilenet_v1", "resnet20", "resnet32", "resnet50"),
         *("small_conv", "small_transformer", "transformer"),
     )
-    assert set(models.__all__) == {*models.list_models(), "build", "list_models"}
+    assert set(models.__all__) == {*models.list_models(), "build", "list_models", "chunked_cross_entropy"}
 
 
 @pytest.mark.parametrize("name", models.list_models())

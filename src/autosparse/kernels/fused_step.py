@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -38,11 +39,15 @@ class FusedStep:
                 if self._traces <= MOST_TRACES:
                     self._function, self.fused = fuse(module)
             except Untraceable:
-                if not any(has_hooks(each) for each in module.modules()):  # else it is tried again when they are gone
+                if not any(has_hooks(each) for each in _own_modules(module)):  # else it is tried again when they are gone
                     remove(module)
                     for child in module.children():
                         install(child)
         return own(module, *arguments) if self._function is None else self._function(module, *arguments)
+
+    def renew(self) -> None:
+        """Trace again at the next call: a forward may depend on more than its signature shows."""
+        self._signature, self._traces = None, max(0, self._traces - 1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedStep:
         return FusedStep()  # a copy traces its own module
@@ -66,8 +71,13 @@ def _signature(root: nn.Module) -> object:
             has_hooks(module),
             [(name, value) for name, value in vars(module).items() if isinstance(value, SIMPLE)] if module._modules else None,
         )
-        for module in root.modules()
+        for module in _own_modules(root)
     ]
+
+
+def _own_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """All modules but those that make weights."""
+    return (module for name, module in root.named_modules() if "parametrizations" not in name.split("."))
 
 
 def _forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
@@ -95,6 +105,13 @@ def remove(root: nn.Module) -> None:
         if ATTRIBUTE in vars(module):
             delattr(module, ATTRIBUTE)
             del module.forward
+
+
+def renew(root: nn.Module) -> None:
+    """Let every fused forward be traced again."""
+    for module in root.modules():
+        if ATTRIBUTE in vars(module):
+            vars(module)[ATTRIBUTE].renew()
 
 
 def count_fused(root: nn.Module) -> int:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -81,14 +82,19 @@ def trace(root: nn.Module) -> fx.Graph:
     parameters = inspect.signature(type(root).forward).parameters.values()
     if any(each.kind is not each.POSITIONAL_OR_KEYWORD or each.default is not each.empty for each in parameters):
         raise Untraceable("forward has optional arguments")
-    states = torch.get_rng_state(), random.getstate()
+    before = _random_states()
     try:
         graph = _Tracer().trace(root)
     except Exception as error:  # whatever a user's forward does with a stand-in
         raise Untraceable(str(error)) from error
-    if not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate():
+    if before != _random_states():
         raise Untraceable("forward draws random numbers")
     return graph
+
+
+def _random_states() -> tuple[bytes, ...]:
+    kept = np.random.get_state(legacy=True)
+    return bytes(torch.get_rng_state().tolist()), repr(random.getstate()).encode(), repr((kept[1].tobytes(), kept[2:])).encode()  # type: ignore[index]
 
 
 def fused_convolutions(root: nn.Module) -> set[nn.Module]:
