@@ -97,6 +97,9 @@ def test_auto_follows_the_planner_and_says_what_it_chose(monkeypatch):
     class Planned:
         seconds_spent = 0.25
 
+        def considers(self, workload, density):
+            return True
+
         def decide(self, layer, workload, density, wanted, wanted_density):
             asked.append((layer, workload.linear, workload.conv.out_size, round(density, 1), wanted))
             return Passes(True, False, False) if layer == "mix" else DENSE

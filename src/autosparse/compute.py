@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
@@ -78,6 +78,7 @@ class Compute:
         self._shapes: dict[str, torch.Size] = {}
         self._routed: dict[str, Route] = {}
         self._fused: nn.Module | None = None
+        self._fusible: set[nn.Module] | None = None
 
     def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module) -> None:
         """Begin anew in a mode."""
@@ -108,11 +109,11 @@ class Compute:
             return
         self._shapes = self._seen()
         found = {}
-        fused = fused_convolutions(model) if self.fuse else set()
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
             for layer, density in zip(layers, densities, strict=True):
                 if layer.name in self._routed or (layer.parametrization.ran_eagerly and fits(layer)):
-                    found[layer.name] = self._decide(layer, density, rare, layer.places[0].module in fused)
+                    found[layer.name] = self._decide(layer, density, model, rare)
+            self._fusible = None
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
             found, self._shapes, planned = from_first_rank((found, self._shapes, planned), layers[0].stored.device)
@@ -126,7 +127,7 @@ class Compute:
         routed = {name: route.input_shape for name, route in self._routed.items()}
         return self._shapes | {name: shape for name, shape in routed.items() if shape is not None}
 
-    def _decide(self, layer: Layer, density: float, rare: bool, fused: bool) -> Passes:
+    def _decide(self, layer: Layer, density: float, model: nn.Module, rare: bool) -> Passes:
         assert self.planner is not None
         shape = self._shapes.get(layer.name)
         if shape is None:
@@ -135,7 +136,12 @@ class Compute:
         wanted = "active" if rare else part.wanted
         wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
         try:
-            return self.planner.decide(layer.name, _workload(layer, shape, fused), density, wanted, wanted_density)
+            workload = _workload(layer, shape)
+            if self.fuse and not workload.linear and self.planner.considers(workload, density):
+                if self._fusible is None:  # traced once a plan, and only if a convolution may run sparse
+                    self._fusible = fused_convolutions(model)
+                workload = replace(workload, fused=layer.places[0].module in self._fusible)
+            return self.planner.decide(layer.name, workload, density, wanted, wanted_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE
 
@@ -295,7 +301,7 @@ def _route_of(module: nn.Module) -> Route:
     return route
 
 
-def _workload(layer: Layer, shape: torch.Size, fused: bool = False) -> Workload:
+def _workload(layer: Layer, shape: torch.Size) -> Workload:
     module, threads = layer.places[0].module, torch.get_num_threads()
     if isinstance(module, nn.Linear):
         # sequences differ in length from batch to batch: all of about the same size are one workload
@@ -308,7 +314,7 @@ def _workload(layer: Layer, shape: torch.Size, fused: bool = False) -> Workload:
         images, layer.shape[1], (shape[-2], shape[-1]), layer.shape[0], (layer.shape[2], layer.shape[3]),
         _pair(module.stride), _pair(padding), _pair(module.dilation),
     )  # fmt: skip
-    return Workload(conv, False, threads, fused)
+    return Workload(conv, False, threads)
 
 
 def _pair(value: Sequence[int]) -> tuple[int, int]:

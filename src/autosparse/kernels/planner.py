@@ -163,6 +163,10 @@ class Planner:
             self.seconds_spent += self._clock() - begin
         return self._times[workload]
 
+    def considers(self, workload: Workload, density: float) -> bool:
+        """Whether it may run sparse at all: zeros enough, and work enough."""
+        return density <= MAX_SPARSE_DENSITY and workload.work >= LEAST_WORK
+
     def decide(
         self, layer: str, workload: Workload, density: float, wanted: str = "active", wanted_density: float | None = None
     ) -> Passes:
@@ -171,7 +175,7 @@ class Planner:
             raise ValueError(f"density {density} of layer {layer!r}; it is the fraction of non-zeros, between 0 and 1")
         if (wanted == "mask") != (wanted_density is not None):
             raise ValueError(f"wanted={wanted!r} with wanted_density={wanted_density}; a mask, and only a mask, has a density")
-        if density > MAX_SPARSE_DENSITY or workload.work < LEAST_WORK:
+        if not self.considers(workload, density):
             self.decisions.pop(layer, None)
             return DENSE
         times = self.times(workload)
