@@ -30,6 +30,7 @@ def make(sparse: bool, batch: int) -> tuple[Callable[[], None], Any]:
     groups: Any = model.parameters()
     if sparse:
         run = autosparse.sparsify(model, AutoSparse(), epochs=100, steps_per_epoch=5005, example_input=images[:1])
+        run.compute("dense")
         groups = run.param_groups(weight_decay=2**-15)
     optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.875, weight_decay=2**-15)
     if run:

@@ -201,7 +201,7 @@ def weight_gradient(pattern: Compressed, value: Value, grad: Gradient, target: T
         passes.scratch(threads * using.table.weight_gradient_scratch(native, parts)),
         sums.data_ptr(),
     )
-    _scatter(pattern, sums, slices, target)
+    passes.scatter(pattern, sums, slices, target)
 
 
 def joint_gradients_fit(compressed: Compressed) -> bool:
@@ -245,20 +245,8 @@ def joint_gradients(
         byref(sums.sink(ending, target)),
         weight_sums.data_ptr(),
     )
-    _scatter(compressed, weight_sums, slices, weight_target)
+    passes.scatter(compressed, weight_sums, slices, weight_target)
     return sums.total
-
-
-def _scatter(pattern: Compressed, sums: Tensor, slices: int, target: Tensor) -> None:
-    kernels().table.scatter(
-        byref(pattern.plan.layout),
-        pattern.row_start.data_ptr(),
-        pattern.columns.data_ptr(),
-        sums.data_ptr(),
-        slices,
-        torch.get_num_threads(),
-        target.data_ptr(),
-    )
 
 
 def sweep(source: Source, like: Tensor, ending: Ending, target: Tensor | None) -> Tensor:

@@ -90,12 +90,17 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         scratch(threads * using.table.weight_gradient_scratch(native, parts)),
         sums.data_ptr(),
     )
-    using.table.scatter(
-        byref(plan.layout),
+    scatter(pattern, sums, slices, target)
+
+
+def scatter(pattern: Compressed, sums: Tensor, slices: int, target: Tensor) -> None:
+    """target = the slices' sums at the positions of a pattern, zero elsewhere."""
+    kernels().table.scatter(
+        byref(pattern.plan.layout),
         pattern.row_start.data_ptr(),
         pattern.columns.data_ptr(),
         sums.data_ptr(),
         slices,
-        threads,
+        torch.get_num_threads(),
         target.data_ptr(),
     )
