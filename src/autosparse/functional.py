@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -132,6 +133,11 @@ class _GatedMask(torch.autograd.Function):
         active, gate, receives = ctx.saved_tensors
         share = as_numbers(active, grad.dtype)
         return (share if gate is None else _gradient_map(share, gate, receives)).mul_(grad), None, None, None
+
+
+# torch looks up this signature at every call; kept here, that takes no time
+for _function in (_SoftThreshold, _GatedMask):
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 
 def _like(value: Tensor | float, weight: Tensor) -> Tensor:

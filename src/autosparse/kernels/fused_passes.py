@@ -318,6 +318,14 @@ def fold_statistics(
     return found, folded
 
 
+def track_statistics(raw: Tensor, found: Tensor, factor: float, running_mean: Tensor, running_variance: Tensor) -> None:
+    """Moves running statistics towards those of a raw value."""
+    channels = raw.shape[1]
+    kernels().table.track_statistics(
+        channels, raw.numel() // channels, found.data_ptr(), factor, running_mean.data_ptr(), running_variance.data_ptr()
+    )
+
+
 def fold_gradients(raw: Tensor, grad_folded: Tensor, found: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of gamma and beta, and the coefficients of the raw value's gradient."""
     channels = raw.shape[1]

@@ -58,8 +58,12 @@ def fuses_norm(module: nn.Module) -> bool:
         and module.training
         and not has_hooks(module)
         and not parametrize.is_parametrized(module)
-        and all(each.dtype is torch.float32 and each.device.type == "cpu" for each in module.parameters())
+        and all(_is_plain(each) for each in (*module.parameters(), module.running_mean, module.running_var))
     )
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    return tensor is None or (tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous())
 
 
 class _Tracer(fx.Tracer):

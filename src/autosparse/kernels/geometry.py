@@ -14,8 +14,7 @@ Pair = tuple[int, int]
 
 # Bytes of packed input that one block of channels may take: small enough to stay in the nearest caches, large enough
 # that a row of a block has several non-zeros.
-POINTWISE_BLOCK_BYTES = 64 * 1024
-WINDOW_BLOCK_BYTES = 48 * 1024
+BLOCK_BYTES = 48 * 1024
 
 # What the search for a tiling assumes; only its ratios matter. Times are in vector multiply-adds.
 ASSUMED_DENSITY = 0.1
@@ -248,8 +247,7 @@ def _group(
     group = PassGroup(conv.images, source, target, grids, tiling, window, 1, covers)
     _check_limits(group)
     slots = max(sum(rows) * sum(cols) for rows, cols in map(group.used, grids))
-    budget = POINTWISE_BLOCK_BYTES if extent == (1, 1) else WINDOW_BLOCK_BYTES
-    most = min(budget // (slots * lanes * FLOAT_BYTES), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
+    most = min(BLOCK_BYTES // (slots * lanes * FLOAT_BYTES), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
     group = replace(group, block_channels=_block_channels(source.channels, max(1, most), lanes))
     if group.blocks * target.channels * len(grids) > INT32_MAX // 2:
         raise ValueError(

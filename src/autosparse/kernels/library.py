@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 6
+INTERFACE_VERSION = 7
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -115,6 +115,7 @@ class KernelTable(Structure):
         ),
         ("sweep", _function(None, _INT, _INT, _SOURCE, _INT, _INT, _SINK)),
         ("fold_statistics", _function(_INT, _INT, _INT, _ARRAY, _ARRAY, _DOUBLE, *[_ARRAY] * 4)),
+        ("track_statistics", _function(None, _INT, _INT, _ARRAY, _DOUBLE, _ARRAY, _ARRAY)),
         ("fold_gradients", _function(None, _INT, _INT, *[_ARRAY] * 6)),
         ("scatter", _function(None, _LAYOUT, *[_ARRAY] * 3, _INT, _INT, _ARRAY)),
         ("count_weight", _function(_INT, _LAYOUT, _ARRAY, _INT, _ARRAY)),

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels import fused_functions
+from autosparse.kernels import fused_functions, fused_passes
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_layer import ConvCall, Norm
 from autosparse.kernels.planner import DENSE, Passes
@@ -108,6 +108,5 @@ def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:
         assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.add_(1)
         factor = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        mean, variance, _ = statistics
-        norm.running_mean.mul_(1 - factor).add_(mean, alpha=factor)
-        norm.running_var.mul_(1 - factor).add_(variance, alpha=factor * count / (count - 1))
+        fused_passes.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
+        torch.autograd.graph.increment_version((norm.running_mean, norm.running_var))

@@ -41,6 +41,12 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
+def _same_order(first: Tensor, second: Tensor) -> bool:
+    """Whether elements follow each other alike in memory; the stride of a dimension of one element says nothing of that."""
+    strides = zip(first.shape, first.stride(), second.stride(), strict=True)
+    return all(size == 1 or one == other for size, one, other in strides)
+
+
 def soft_threshold(weight: Tensor, threshold: float) -> Tensor:
     effective = torch.empty_like(weight)
     kernels().table.soft_threshold(weight.numel(), weight.data_ptr(), threshold, torch.get_num_threads(), effective.data_ptr())
@@ -52,7 +58,7 @@ def soft_threshold_gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradient that the weight receives, and the sum of its product with the weight's sign, in double."""
     scaled = torch.empty_like(weight)
-    if grad.stride() != scaled.stride() or grad.dtype is not torch.float32:
+    if not _same_order(grad, scaled) or grad.dtype is not torch.float32:
         grad = torch.empty_like(weight).copy_(grad)
     sums = torch.zeros(-(-weight.numel() // SLICE), dtype=torch.float64)
     kernels().table.soft_threshold_gradients(

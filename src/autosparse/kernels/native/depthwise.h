@@ -58,10 +58,35 @@ private:
     int64_t filled_ = INT64_MIN / 2;
 };
 
+// Fetches the row after the present one while that is computed, a vector for every pixel and group of channels. A group is
+// read and written at single places far apart, which the processor does not foresee; fetched ahead, the next row is read
+// from end to end. The last group of a row may reach beyond the tensor: fetching does no harm there.
+template <class Simd>
+class NextRow {
+public:
+    NextRow(const float* row, int64_t cols, int64_t channels, int64_t channel) : share_(row + cols * (channels + channel)) {}
+    void fetch_to_read(int64_t col) const { __builtin_prefetch(share_ + col * Simd::lanes, 0); }
+    void fetch_to_write(int64_t col) const { __builtin_prefetch(share_ + col * Simd::lanes, 1); }
+
+private:
+    const float* share_;
+};
+
+// Scratch: the weight by taps, and for every thread a ring and the sums of a block's weight gradient.
+template <class Simd>
+struct DepthwiseScratch {
+    int64_t weight, ring;
+
+    DepthwiseScratch(const Depthwise& shape)
+        : weight(kTaps * round_up(shape.channels, Simd::lanes)),
+          ring(Ring<Simd>::size(shape.in_cols > shape.out_cols ? shape.in_cols : shape.out_cols, shape.channels)) {}
+    float* of_thread(float* scratch, int64_t thread) const { return scratch + weight + thread * (ring + weight); }
+    int64_t total(int64_t threads) const { return weight + threads * (ring + weight); }
+};
+
 template <class Simd>
 int64_t depthwise_scratch(const Depthwise* shape, int64_t threads) {
-    const int64_t ring = Ring<Simd>::size(shape->in_cols > shape->out_cols ? shape->in_cols : shape->out_cols, shape->channels);
-    return kTaps * round_up(shape->channels, Simd::lanes) + threads * ring;
+    return DepthwiseScratch<Simd>(*shape).total(threads);
 }
 
 // [channels][9] to [9][channels in whole vectors].
@@ -89,12 +114,16 @@ void for_row_blocks(int64_t images, int64_t rows, int64_t threads, int64_t slice
     }
 }
 
-// One row of results for one group of channels; `rows` are the three rows of the input.
+// One row of results for one group of channels; `rows` are the three rows of the input, `input_row` the last of them in the
+// tensor.
 template <class Simd, class To>
 void depthwise_row(const Depthwise& shape, const float* const* rows, const float* weight, int64_t channel, int64_t place,
-                   const To& to, double* sums) {
+                   const float* input_row, const To& to, double* sums) {
     using Vec = typename Simd::Vec;
     const int64_t pitch = round_up(shape.channels, Simd::lanes);
+    const NextRow<Simd> next_input(input_row, shape.in_cols, shape.channels, channel);
+    const NextRow<Simd> next_output(to.target.memory + place, shape.out_cols, shape.channels, channel);
+    place += channel;
     const int count = static_cast<int>(smaller(Simd::lanes, shape.channels - channel));
     Vec taps[kTaps];
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -102,6 +131,12 @@ void depthwise_row(const Depthwise& shape, const float* const* rows, const float
     }
     auto group = to.group(channel, count);
     for (int64_t col = 0; col < shape.out_cols; ++col, place += shape.channels) {
+        if (shape.stride == 1) {  // else the ring takes two rows at a time, from end to end
+            next_input.fetch_to_read(col);
+        }
+        if (!to.target.streams) {
+            next_output.fetch_to_write(col);
+        }
         const int64_t at = col * shape.stride * pitch + channel;
         Vec parts[3] = {Simd::zero(), Simd::zero(), Simd::zero()};
         for (int across = 0; across < 3; ++across) {
@@ -118,20 +153,23 @@ template <class Simd>
 void depthwise_forward(const Depthwise* given, const Source* source, const float* weight, int64_t threads, int64_t slices,
                        float* scratch, const Sink* sink) {
     const Depthwise shape = *given;
-    const int64_t pitch = round_up(shape.channels, Simd::lanes), ring_size = Ring<Simd>::size(shape.in_cols, shape.channels);
+    const int64_t pitch = round_up(shape.channels, Simd::lanes);
+    const DepthwiseScratch<Simd> sizes(shape);
     turn_weight<Simd>(weight, shape.channels, scratch);
     const auto to = statistics_sink<Simd>(*sink, shape.channels);
     with_sums<Simd>(*sink, slices, shape.channels, [&](double* slice_sums) {
         with_input<Simd>(*source, [&](const auto& from) {
             for_row_blocks(shape.images, shape.out_rows, threads, slices, [&](int64_t image, int64_t first, int64_t end, int64_t slice, int thread) {
-                Ring<Simd> ring(scratch + kTaps * pitch + thread * ring_size, shape.in_cols, shape.channels);
+                Ring<Simd> ring(sizes.of_thread(scratch, thread), shape.in_cols, shape.channels);
+                const int64_t input = image * shape.in_rows * shape.in_cols * shape.channels;
                 for (int64_t row = first; row < end; ++row) {
                     const int64_t top = row * shape.stride - 1;
-                    ring.fill(from, image * shape.in_rows * shape.in_cols * shape.channels, top, top + 2, shape.in_rows);
+                    ring.fill(from, input, top, top + 2, shape.in_rows);
+                    const float* last_row = from.tensor + input + (top + 2) * shape.in_cols * shape.channels;
                     const float* rows[3] = {ring.row(top), ring.row(top + 1), ring.row(top + 2)};
                     const int64_t place = (image * shape.out_rows + row) * shape.out_cols * shape.channels;
                     for (int64_t channel = 0; channel < shape.channels; channel += Simd::lanes) {
-                        depthwise_row<Simd>(shape, rows, scratch, channel, place + channel, to, slice_sums + slice * kSums * pitch);
+                        depthwise_row<Simd>(shape, rows, scratch, channel, place, last_row, to, slice_sums + slice * kSums * pitch);
                     }
                 }
             });
@@ -139,20 +177,23 @@ void depthwise_forward(const Depthwise* given, const Source* source, const float
     });
 }
 
-// One row of the input's gradient and that row's share of the weight's, for one group of channels. `kDown` rows of the
-// output's gradient reach it, through the rows of the kernel that `downs` lists.
+// One row of the input's gradient, for one group of channels; that row's share of the weight's gradient is added to `shares`,
+// [9][channels in whole vectors]. `kDown` rows of the output's gradient reach it, through the rows of the kernel that
+// `downs` lists.
 template <class Simd, int kStride, int kDown, class Input, class To>
 void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, const int* downs, const float* weight,
-                            int64_t channel, int64_t place, const Input& input, const To& to, double* sums,
-                            double* weight_sums) {
+                            int64_t channel, int64_t place, const Input& input, const To& to, double* sums, float* shares) {
     using Vec = typename Simd::Vec;
     const int64_t pitch = round_up(shape.channels, Simd::lanes);
+    const NextRow<Simd> next_input(input.tensor + place, shape.in_cols, shape.channels, channel);
+    const NextRow<Simd> next_target(to.target.memory + place, shape.in_cols, shape.channels, channel);
+    place += channel;
     const int count = static_cast<int>(smaller(Simd::lanes, shape.channels - channel));
     Vec taps[kDown][3], products[kDown][3];
     for (int down = 0; down < kDown; ++down) {
         for (int across = 0; across < 3; ++across) {
             taps[down][across] = Simd::load(weight + (downs[down] * 3 + across) * pitch + channel);
-            products[down][across] = Simd::zero();
+            products[down][across] = Simd::load(shares + (downs[down] * 3 + across) * pitch + channel);
         }
     }
     const auto read = input.group(channel, count);
@@ -160,6 +201,10 @@ void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, co
     // Column `across` of the kernel leads from input column col to output column (col + 1 - across) / stride.
     const auto pixel = [&](int64_t col, auto first_across) {
         const Vec value = input.load(read, place + col * shape.channels, count);
+        next_input.fetch_to_read(col);
+        if (!to.target.streams) {
+            next_target.fetch_to_write(col);
+        }
         Vec parts[kDown];
         for (int down = 0; down < kDown; ++down) {
             parts[down] = Simd::zero();
@@ -194,7 +239,7 @@ void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, co
     to.finish(group, channel, sums);
     for (int down = 0; down < kDown; ++down) {
         for (int across = 0; across < 3; ++across) {
-            Simd::add_to(weight_sums + (downs[down] * 3 + across) * pitch + channel, products[down][across]);
+            Simd::store(shares + (downs[down] * 3 + across) * pitch + channel, products[down][across]);
         }
     }
 }
@@ -204,14 +249,18 @@ void depthwise_gradients(const Depthwise* given, const Source* input_source, con
                          int64_t threads, int64_t slices, float* scratch, const Sink* sink, double* weight_sums,
                          float* weight_gradient) {
     const Depthwise shape = *given;
-    const int64_t pitch = round_up(shape.channels, Simd::lanes), ring_size = Ring<Simd>::size(shape.out_cols, shape.channels);
+    const int64_t pitch = round_up(shape.channels, Simd::lanes);
+    const DepthwiseScratch<Simd> sizes(shape);
     turn_weight<Simd>(weight, shape.channels, scratch);
     std::memset(weight_sums, 0, slices * kTaps * pitch * sizeof(double));
     const auto grad = gradient_source<Simd>(*grad_output);
     with_sums<Simd>(*sink, slices, shape.channels, [&](double* slice_sums) {
         with_input_and_sink<Simd>(*input_source, *sink, shape.channels, [&](const auto& input, const auto& to) {
             for_row_blocks(shape.images, shape.in_rows, threads, slices, [&](int64_t image, int64_t first, int64_t end, int64_t slice, int thread) {
-                Ring<Simd> ring(scratch + kTaps * pitch + thread * ring_size, shape.out_cols, shape.channels);
+                float* own = sizes.of_thread(scratch, thread);
+                Ring<Simd> ring(own, shape.out_cols, shape.channels);
+                float* shares = own + sizes.ring;
+                std::memset(shares, 0, kTaps * pitch * sizeof(float));
                 const int64_t from = image * shape.out_rows * shape.out_cols * shape.channels;
                 double* sums = slice_sums == nullptr ? nullptr : slice_sums + slice * kSums * pitch;
                 for (int64_t row = first; row < end; ++row) {
@@ -219,8 +268,7 @@ void depthwise_gradients(const Depthwise* given, const Source* input_source, con
                     const auto run = [&](auto stride, auto count, const float* const* rows, const int* downs) {
                         for (int64_t channel = 0; channel < shape.channels; channel += Simd::lanes) {
                             depthwise_gradient_row<Simd, decltype(stride)::value, decltype(count)::value>(
-                                shape, rows, downs, scratch, channel, place + channel, input, to, sums,
-                                weight_sums + slice * kTaps * pitch);
+                                shape, rows, downs, scratch, channel, place, input, to, sums, shares);
                         }
                     };
                     using One = std::integral_constant<int, 1>;
@@ -243,16 +291,20 @@ void depthwise_gradients(const Depthwise* given, const Source* input_source, con
                         run(Two(), Two(), rows, downs);
                     }
                 }
+                for (int64_t each = 0; each < kTaps * pitch; each += Simd::lanes) {
+                    Simd::add_to(weight_sums + slice * kTaps * pitch + each, Simd::load(shares + each));
+                }
             });
         });
     });
+    for (int64_t slice = 1; slice < slices; ++slice) {
+        for (int64_t each = 0; each < kTaps * pitch; ++each) {
+            weight_sums[each] += weight_sums[slice * kTaps * pitch + each];
+        }
+    }
     for (int64_t channel = 0; channel < shape.channels; ++channel) {
         for (int64_t tap = 0; tap < kTaps; ++tap) {
-            double sum = 0;
-            for (int64_t slice = 0; slice < slices; ++slice) {
-                sum += weight_sums[(slice * kTaps + tap) * pitch + channel];
-            }
-            weight_gradient[channel * kTaps + tap] = static_cast<float>(sum);
+            weight_gradient[channel * kTaps + tap] = static_cast<float>(weight_sums[tap * pitch + channel]);
         }
     }
 }

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 6;
+constexpr int32_t kInterfaceVersion = 7;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -154,6 +154,10 @@ struct KernelTable {
     // Returns 0 if the shift was too far from the mean for the variance to be exact.
     int64_t (*fold_statistics)(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
                                const float* gamma, const float* beta, double* statistics, double* folded);
+
+    // running = (1 - factor) * running + factor * statistics, with the variance without bias; more than one pixel.
+    void (*track_statistics)(int64_t channels, int64_t pixels, const double* statistics, double factor, float* running_mean,
+                             float* running_variance);
 
     // Its gradients: from sums of the result's gradient times the raw value less its mean, and of that gradient, to those of gamma and
     // beta and to coefficients[3][channels], the scale, other_scale and offset of a gradient source.

@@ -29,6 +29,7 @@ constexpr KernelTable make_kernel_table() {
             depthwise_gradients<Simd>,
             sweep<Simd>,
             fold_statistics<Simd>,
+            track_statistics<Simd>,
             fold_gradients<Simd>,
             scatter<Simd>,
             count_nonzeros<Simd, float>,

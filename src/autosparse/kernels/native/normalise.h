@@ -5,7 +5,8 @@
 
 #include "interface.h"
 
-// Beyond this ratio of squared distance (shift to mean) and variance the subtraction below has lost too many digits.
+// Beyond this ratio of squared distance (shift to mean) and variance the subtraction below has lost too many digits. Epsilon
+// counts: a channel without weights has no variance to lose, however far the shift still is.
 constexpr double kFarthestShift = 25;
 
 template <class Simd>
@@ -19,7 +20,7 @@ int64_t fold_statistics(int64_t channels, int64_t pixels, const double* sums, co
         const double mean = shift[channel] + distance;
         const double inverse = 1 / std::sqrt(variance + epsilon);
         const double scale = (gamma != nullptr ? gamma[channel] : 1.0) * inverse;
-        exact &= !(distance * distance > kFarthestShift * variance);
+        exact &= !(distance * distance > kFarthestShift * (variance + epsilon));
         statistics[channel] = mean;
         statistics[channels + channel] = variance;
         statistics[2 * channels + channel] = inverse;
@@ -28,6 +29,18 @@ int64_t fold_statistics(int64_t channels, int64_t pixels, const double* sums, co
         folded[2 * channels + channel] = static_cast<float>(mean);  // what sinks take off
     }
     return exact;
+}
+
+// Running statistics: the variance without bias.
+template <class Simd>
+void track_statistics(int64_t channels, int64_t pixels, const double* statistics, double factor, float* running_mean,
+                      float* running_variance) {
+    const double unbiased = static_cast<double>(pixels) / (pixels - 1);
+    for (int64_t channel = 0; channel < channels; ++channel) {
+        const double variance = statistics[channels + channel] * unbiased;
+        running_mean[channel] = static_cast<float>((1 - factor) * running_mean[channel] + factor * statistics[channel]);
+        running_variance[channel] = static_cast<float>((1 - factor) * running_variance[channel] + factor * variance);
+    }
 }
 
 template <class Simd>
