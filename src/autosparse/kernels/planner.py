@@ -20,7 +20,7 @@ MAX_SPARSE_DENSITY = 0.6
 # A combination must promise to be this much faster than the present one before it replaces it.
 HYSTERESIS = 0.05
 # A line through these predicts all densities that are planned for.
-SAMPLED_DENSITIES = (0.3, 0.1, 0.03)
+SAMPLED_DENSITIES = (0.3, 0.05)
 # Multiply-adds of one dense pass. Below, even a layer of 90 % zeros gains less than 0.2 ms a step or loses by the calls of our
 # operators: it stays dense without being measured, so that small models train the same way every time.
 LEAST_WORK = 20_000_000
@@ -61,7 +61,7 @@ class Workload:
 
 
 class Sample(NamedTuple):
-    """Measured seconds of the sparse kernels at one number of non-zeros."""
+    """Measured seconds of the sparse kernels at one number of non-zeros; `both`: of the two gradients in one pass."""
 
     nonzeros: int
     forward: float
@@ -69,6 +69,7 @@ class Sample(NamedTuple):
     weight: float
     compress: float
     transpose: float
+    both: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class Times:
         for part, sparse in passes._asdict().items():
             own = wanted_nonzeros if part == "weight" and wanted_nonzeros is not None else nonzeros
             seconds += self.sparse(part, own) if sparse else self.dense(part)
+        if passes.input and passes.weight and wanted_nonzeros is None and all(each.both is not None for each in self.samples):
+            apart = self.sparse("input", nonzeros) + self.sparse("weight", nonzeros)
+            seconds += self.sparse("both", nonzeros) - apart
         if any(passes):
             seconds += self.operators
         if passes.forward or passes.input or (passes.weight and wanted_nonzeros is None):

@@ -1,4 +1,4 @@
-"""Times the passes of a layer, dense and sparse, on tensors of its shape."""
+"""Times the passes of a layer, dense and sparse."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from autosparse.kernels import dense, fused_functions, fused_passes, passes
-from autosparse.kernels.compressed import Compressed
+from autosparse.kernels import fused_functions
+from autosparse.kernels.dense import Geometry
 from autosparse.kernels.functional import sparse_linear
 from autosparse.kernels.fused_layer import ConvCall, Norm
-from autosparse.kernels.fused_passes import Ending, Gradient, Value
 from autosparse.kernels.planner import Sample, Times, Workload
-from autosparse.kernels.plans import Plan, plan_for
+from autosparse.kernels.plans import plan_for
+from autosparse.kernels.timed_calls import Calls, LayerCalls
 
 CLOCK = time.perf_counter
 LEAST_CALLS, MOST_CALLS = 2, 4  # the fastest counts
@@ -32,10 +32,32 @@ def measure(workload: Workload, densities: Sequence[float]) -> Times:
     plan = plan_for(workload.conv.simplified(), channels_last=False)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        x, grad = _activations(workload)
-        seconds = {name: _fastest(call) for name, call in _dense_calls(workload, x, grad).items()}
-        samples = tuple(_sample(plan, _pattern(workload, density, generator), x, grad) for density in densities)
-    return Times(**seconds, operators=operator_seconds(workload.fused), samples=samples)
+        layer = LayerCalls(workload)
+        sparse = [layer.sparse(plan, _pattern(layer.shape, density, generator)) for density in densities]
+        dense, *found = _in_turn([layer.dense(), *(calls for _, calls in sparse)])
+    return Times(
+        **{f"dense_{name}": seconds for name, seconds in dense.items()},
+        operators=operator_seconds(workload.fused),
+        samples=tuple(Sample(nonzeros, **seconds) for (nonzeros, _), seconds in zip(sparse, found, strict=True)),
+    )
+
+
+def _pattern(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
+    """A weight of ones and zeros."""
+    return torch.rand(shape, generator=generator).lt_(density)
+
+
+def _in_turn(groups: Sequence[Calls]) -> list[dict[str, float]]:
+    """The fastest of a few calls each. They take turns: a machine that is slow for a moment is slow for all of them."""
+    found: list[dict[str, list[float]]] = [{name: [] for name in calls} for calls in groups]
+    for done in range(MOST_CALLS):
+        for calls, times in zip(groups, found, strict=True):
+            for name, call in calls.items():
+                if done < LEAST_CALLS or sum(times[name]) < ENOUGH_SECONDS:
+                    begin = CLOCK()
+                    call()
+                    times[name].append(CLOCK() - begin)
+    return [{name: min(seconds) for name, seconds in times.items()} for times in found]
 
 
 @lru_cache(maxsize=2)
@@ -65,93 +87,6 @@ def _conv_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _fused_conv_norm(x: Tensor, weight: Tensor) -> Tensor:
-    call = ConvCall(weight, None, dense.Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
+    call = ConvCall(weight, None, Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
     raw, folded, _ = fused_functions.conv_norm(x, None, False, call, Norm(None, None, torch.zeros(1), 1e-5))
     return fused_functions.join(raw, folded, None, None, relu=True)
-
-
-def _fastest(call: Callable[[], object]) -> float:
-    found: list[float] = []
-    while len(found) < LEAST_CALLS or (len(found) < MOST_CALLS and sum(found) < ENOUGH_SECONDS):
-        begin = CLOCK()
-        call()
-        found.append(CLOCK() - begin)
-    return min(found)
-
-
-def _dense_calls(workload: Workload, x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
-    conv, weight = workload.conv, torch.ones(_weight_shape(workload))
-    if workload.linear:
-        return {
-            "dense_forward": lambda: dense.linear(x, weight, None),
-            "dense_input": lambda: dense.linear_input_gradient(grad, weight),
-            "dense_weight": lambda: dense.linear_weight_gradient(grad, x),
-        }
-    weight = weight.contiguous(memory_format=torch.channels_last)
-    geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
-    if workload.fused:
-        return _calls_among_fused(geometry, weight, x, grad)
-    return {
-        "dense_forward": lambda: dense.conv2d(x, weight, None, geometry),
-        "dense_input": lambda: dense.conv2d_input_gradient(grad, x, weight, geometry),
-        "dense_weight": lambda: dense.conv2d_weight_gradient(grad, x, weight, geometry),
-    }
-
-
-def _calls_among_fused(geometry: dense.Geometry, weight: Tensor, x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
-    """The dense passes with the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
-    folded = torch.ones(3, x.shape[1], dtype=torch.float64)
-    value = Value.of(x, folded, relu=True)
-    of_raw, shift = Gradient(grad, grad, torch.ones(3, grad.shape[1])), torch.zeros(grad.shape[1])
-
-    def forward() -> None:
-        raw = dense.conv2d(fused_passes.materialise(value), weight, None, geometry)
-        fused_passes.statistics(raw, shift)
-
-    def input_gradient() -> None:
-        found = dense.conv2d_input_gradient(fused_passes.materialise_gradient(of_raw), x, weight, geometry)
-        fused_passes.finish(found.contiguous(memory_format=torch.channels_last), Ending.at(value), torch.empty_like(x))
-
-    def weight_gradient() -> None:  # the output's gradient is there already if the other pass is dense too
-        dense.conv2d_weight_gradient(grad, fused_passes.materialise(value), weight, geometry)
-
-    return {"dense_forward": forward, "dense_input": input_gradient, "dense_weight": weight_gradient}
-
-
-def _pattern(workload: Workload, density: float, generator: torch.Generator) -> Tensor:
-    """A weight of ones and zeros."""
-    return (torch.rand(_weight_shape(workload), generator=generator) < density).float()
-
-
-def _sample(plan: Plan, weight: Tensor, x: Tensor, grad: Tensor) -> Sample:
-    threads = torch.get_num_threads()
-    compressed = Compressed(plan, weight, threads)
-
-    def transpose() -> None:
-        compressed.drop_transposed()
-        compressed.transposed(threads)
-
-    return Sample(
-        compressed.nonzeros,
-        forward=_fastest(lambda: passes.forward(compressed, x, None, torch.empty_like(grad))),
-        compress=_fastest(lambda: Compressed(plan, weight, threads)),
-        transpose=_fastest(transpose),
-        input=_fastest(lambda: passes.input_gradient(compressed, grad, torch.empty_like(x))),
-        weight=_fastest(lambda: passes.weight_gradient(compressed, x, grad, torch.empty_like(weight))),
-    )
-
-
-def _weight_shape(workload: Workload) -> tuple[int, ...]:
-    conv = workload.conv
-    return (conv.out_channels, conv.in_channels) if workload.linear else (conv.out_channels, conv.in_channels, *conv.kernel)
-
-
-def _activations(workload: Workload) -> tuple[Tensor, Tensor]:
-    """Input and output gradient; ones, since neither side's time depends on the values."""
-    conv = workload.conv
-    if workload.linear:
-        pixels = conv.images * conv.in_size[0] * conv.in_size[1]
-        return torch.ones(pixels, conv.in_channels), torch.ones(pixels, conv.out_channels)
-    shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
-    x, grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
-    return x, grad
