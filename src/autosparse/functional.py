@@ -53,9 +53,8 @@ def is_active(weight: Tensor, threshold: Tensor) -> Tensor:
 
 def count_active(weight: Tensor, threshold: Tensor) -> Tensor:
     """How many weights the soft threshold leaves."""
-    bound = threshold.to(weight.dtype).clamp_min(0)
-    if native.fits(weight, bound):
-        return torch.tensor(native.count_above(weight, bound.item()))
+    if native.fits(weight, threshold):
+        return torch.tensor(native.count_above(weight, max(threshold.item(), 0.0)))
     return torch.count_nonzero(is_active(weight, threshold))
 
 
@@ -92,9 +91,9 @@ def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tens
 class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
+        if native.fits(weight, threshold):
+            return native.soft_threshold(weight, max(threshold.item(), 0.0))
         bound = threshold.to(weight.dtype).clamp_min(0)
-        if native.fits(weight, bound):
-            return native.soft_threshold(weight, bound.item())
         return weight - torch.minimum(torch.maximum(weight, -bound), bound)
 
     @staticmethod
@@ -107,7 +106,7 @@ class _SoftThreshold(torch.autograd.Function):
         if native.fits(weight, threshold, gate, reach, grad=grad):
             bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()
             scaled, total = native.soft_threshold_gradients(weight, grad, bound, gate.item(), bar)
-            return scaled, -total.to(threshold.dtype).reshape(threshold.shape), None, None
+            return scaled, torch.full_like(threshold, -total), None, None
         receives = None if reach is None else weight.abs() >= reach.to(weight.dtype)
         active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
         scaled = _gradient_map(active, gate, receives).mul_(grad)

@@ -62,6 +62,9 @@ class SparseParametrization(nn.Module):
 def _note_eager_call(module: nn.Module, *_: object) -> None:
     if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
         module.ran_eagerly = True  # type: ignore[assignment]
+        for key, hook in list(module._forward_hooks.items()):  # once is enough: a module without hooks is called faster
+            if hook is _note_eager_call:
+                del module._forward_hooks[key]
 
 
 class Gated(SparseParametrization):

@@ -187,12 +187,33 @@ def test_real_times(native: None, linear: bool) -> None:
     times = planner.times(workload)
     for sample, density in zip(times.samples, SAMPLED_DENSITIES, strict=True):
         assert abs(sample.nonzeros - density * workload.weights) < 0.05 * workload.weights
-        assert all(0 < seconds < math.inf for seconds in sample[1:])
+        assert all(0 < seconds < math.inf for seconds in sample[1:-1])
+        assert sample.both is None
     assert all(0 < times.dense(part) < math.inf for part in Passes._fields)
     assert planner.seconds_spent > 0
     decision = planner.decisions["layer"]
     assert decision.passes == passes
     assert decision.seconds <= decision.dense_seconds
+
+
+def test_fused_pointwise_gradients_are_timed_together(native: None) -> None:
+    torch.set_num_threads(1)
+    workload = Workload(Convolution(2, 64, (26, 26), 64), False, threads=1, fused=True)
+    times = timing.measure(workload, SAMPLED_DENSITIES)
+    assert all(sample.both is not None and 0 < sample.both < math.inf for sample in times.samples)
+
+
+def test_both_gradients_in_one_pass_are_charged_once() -> None:
+    """Sparse gradients of 1.2 each would lose against dense ones, 1.5 for both together wins."""
+
+    def measure(workload: Workload, densities: Sequence[float]) -> Times:
+        return Times(1.0, 1.0, 1.0, 0.0, tuple(Sample(round(d * workload.weights), 2, 1.2, 1.2, 0, 0, 1.5) for d in densities))
+
+    planner = Planner(measure, lambda: 0.0)
+    assert planner.decide("a", WORKLOAD, 0.1) == Passes(False, True, True)
+    assert planner.decisions["a"].seconds == pytest.approx(2.5)
+    assert planner.decide("b", WORKLOAD, 0.1, wanted="all") == DENSE
+    assert planner.decide("c", WORKLOAD, 0.1, "mask", 0.2) == DENSE, "a mask has its own pattern, and a pass of its own"
 
 
 def test_the_threads_must_be_those_of_the_workload(native: None) -> None:

@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Te
             f"sparse_linear: an input of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
             f"its last dimension must be {weight.shape[1]}"
         )
-    _common("sparse_linear", x, weight, bias, wanted, mask, sparse)
+    common("sparse_linear", x, weight, bias, wanted, mask, sparse)
 
 
 def conv2d(
@@ -38,17 +38,22 @@ def conv2d(
     sparse: Sequence[bool],
 ) -> tuple[int, int, int, int]:
     """Also gives the shape of the output."""
-    if weight.dim() != 4:
-        raise ValueError(
-            f"sparse_conv2d: a weight of shape {tuple(weight.shape)}; it must be (outputs, inputs / groups, rows, cols)"
-        )
+    shape = conv2d_shape(x.shape, weight.shape, geometry)
+    common("sparse_conv2d", x, weight, bias, wanted, mask, sparse)
+    return shape
+
+
+def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) -> tuple[int, int, int, int]:
+    """The shape of the output from those of input and weight."""
+    if len(weight) != 4:
+        raise ValueError(f"sparse_conv2d: a weight of shape {tuple(weight)}; it must be (outputs, inputs / groups, rows, cols)")
     groups = geometry.groups
-    if groups < 1 or weight.shape[0] % groups:
-        raise ValueError(f"sparse_conv2d: groups {groups} for {weight.shape[0]} output channels; groups must divide them")
-    if x.dim() != 4 or x.shape[1] != weight.shape[1] * groups:
+    if groups < 1 or weight[0] % groups:
+        raise ValueError(f"sparse_conv2d: groups {groups} for {weight[0]} output channels; groups must divide them")
+    if len(x) != 4 or x[1] != weight[1] * groups:
         raise ValueError(
-            f"sparse_conv2d: an input of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)} with "
-            f"{groups} groups; it must be (images, {weight.shape[1] * groups}, rows, cols)"
+            f"sparse_conv2d: an input of shape {tuple(x)} does not fit a weight of shape {tuple(weight)} with "
+            f"{groups} groups; it must be (images, {weight[1] * groups}, rows, cols)"
         )
     if min(geometry.stride) < 1 or min(geometry.dilation) < 1 or min(geometry.padding) < 0:
         raise ValueError(
@@ -56,21 +61,20 @@ def conv2d(
             "stride and dilation must be at least 1, padding at least 0"
         )
     rows, cols = (
-        (x.shape[axis + 2] + 2 * geometry.padding[axis] - geometry.dilation[axis] * (weight.shape[axis + 2] - 1) - 1)
+        (x[axis + 2] + 2 * geometry.padding[axis] - geometry.dilation[axis] * (weight[axis + 2] - 1) - 1)
         // geometry.stride[axis]
         + 1
         for axis in (0, 1)
     )
-    if min(rows, cols) < 1 or min(weight.shape[2:]) < 1:
+    if min(rows, cols) < 1 or min(weight[2:]) < 1:
         raise ValueError(
-            f"sparse_conv2d: an input of {tuple(x.shape[2:])} pixels with padding {geometry.padding} is smaller than the "
-            f"kernel {tuple(weight.shape[2:])} with dilation {geometry.dilation}; the output would be empty"
+            f"sparse_conv2d: an input of {tuple(x[2:])} pixels with padding {geometry.padding} is smaller than the "
+            f"kernel {tuple(weight[2:])} with dilation {geometry.dilation}; the output would be empty"
         )
-    _common("sparse_conv2d", x, weight, bias, wanted, mask, sparse)
-    return x.shape[0], weight.shape[0], rows, cols
+    return x[0], weight[0], rows, cols
 
 
-def _common(
+def common(
     name: str, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]
 ) -> None:
     for label, tensor in (("input", x), ("weight", weight), ("bias", bias)):

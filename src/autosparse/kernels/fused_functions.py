@@ -55,7 +55,7 @@ class _ConvNorm(Function):
         ctx: Any, x: Tensor, x_folded: Tensor | None, x_relu: bool, weight: Tensor, bias: Tensor | None,
         gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        raw, folded, statistics = fused_layer.forward(Value.of(pixels_last(x), x_folded, x_relu), call, norm)
+        raw, folded, statistics = fused_layer.forward(Value(pixels_last(x), x_folded, x_relu), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.x_relu, ctx.call = x_relu, call
         ctx.save_for_backward(raw, statistics, x, x_folded, weight, bias, gamma)
@@ -64,24 +64,24 @@ class _ConvNorm(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        raw, statistics, x, x_folded, weight, bias, gamma = ctx.saved_tensors
+        raw, statistics, x, x_folded, _weight, bias, gamma = ctx.saved_tensors  # refuses a weight that has changed
         needs = ctx.needs_input_grad
-        value = Value.of(pixels_last(x), x_folded, ctx.x_relu)
+        value = Value(pixels_last(x), x_folded, ctx.x_relu)
         of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
-        found = fused_layer.backward(value, ctx.call.on(weight), of_raw, Ending.at(value), needs[0], needs[3])
-        of_folded = None if found.sums is None or x_folded is None else _of_folded(found.sums)
+        found = fused_layer.backward(value, ctx.call, of_raw, Ending.at(value), needs[0], needs[3])
+        of_folded = None if x_folded is None else found.sums
         return found.x, of_folded, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[5:7]), None, None
 
 
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor | None, relu: bool) -> Tensor:
-        value = Value.of(pixels_last(raw), folded, relu)
+        value = Value(pixels_last(raw), folded, relu)
         ctx.relu, ctx.has_other = relu, other is not None
         if other is None:
             result = fused_passes.materialise(value)
         else:
-            result = fused_passes.join(value, Value.of(pixels_last(other), other_folded, False), relu)
+            result = fused_passes.join(value, Value(pixels_last(other), other_folded), relu)
         ctx.save_for_backward(result, raw, folded, None if other_folded is None else other, other_folded)
         return result
 
@@ -93,7 +93,7 @@ class _Join(Function):
         target = empty_pixels(grad, grad.shape)
         sums = fused_passes.finish(pixels_last(grad), _where_branches_join(branches, result, None, ctx.relu), target)
         of_other = target if ctx.has_other else None
-        return target, _of_folded(sums), of_other, None if branches[-1] is None else _of_folded(sums, 2), None
+        return target, sums, of_other, None if branches[-1] is None else _of_other_folded(sums), None
 
 
 class _JoinConvNorm(Function):
@@ -102,8 +102,8 @@ class _JoinConvNorm(Function):
         ctx: Any, before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool,
         weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        first = Value.of(pixels_last(before), before_folded, relu)
-        result = fused_passes.join(first, Value.of(pixels_last(other), other_folded, False), relu)
+        first = Value(pixels_last(before), before_folded, relu)
+        result = fused_passes.join(first, Value(pixels_last(other), other_folded), relu)
         raw, folded, statistics = fused_layer.forward(Value(result), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.relu, ctx.call = relu, call
@@ -114,14 +114,14 @@ class _JoinConvNorm(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_result: Tensor, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        result, *saved, raw, statistics, weight, bias, gamma = ctx.saved_tensors
+        result, *saved, raw, statistics, _weight, bias, gamma = ctx.saved_tensors  # refuses a weight that has changed
         branches = saved[0], saved[1], saved[2], saved[3]
         needs = ctx.needs_input_grad
         of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
         ending = _where_branches_join(branches, result, grad_result, ctx.relu)
-        found = fused_layer.backward(Value(result), ctx.call.on(weight), of_raw, ending, True, needs[5])
+        found = fused_layer.backward(Value(result), ctx.call, of_raw, ending, True, needs[5])
         assert found.sums is not None
-        of_branches = found.x, _of_folded(found.sums), found.x, None if branches[-1] is None else _of_folded(found.sums, 2)
+        of_branches = found.x, found.sums, found.x, None if branches[-1] is None else _of_other_folded(found.sums)
         return *of_branches, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[7:9]), None, None
 
 
@@ -141,9 +141,9 @@ def _of_learned(
     return of_bias, of_gamma if needs[0] else None, of_beta if needs[1] else None
 
 
-def _of_folded(sums: Tensor, products: int = 1) -> Tensor:
-    """The gradient of `folded` from a pass's sums: times raw - mean, and alone."""
-    return torch.stack((sums[products], sums[0], torch.zeros_like(sums[0])))
+def _of_other_folded(sums: Tensor) -> Tensor:
+    """The gradient of the other branch's `folded`: a pass's sums alone and times its raw - mean."""
+    return sums[[0, 2, 2]]
 
 
 def _where_branches_join(
@@ -151,13 +151,10 @@ def _where_branches_join(
 ) -> Ending:
     """The other branch has sums of its own if it is a normalised value."""
     raw, folded, other, other_folded = branches
-    beside = None if other_folded is None or other is None else Value.of(pixels_last(other), other_folded, False)
     return Ending(
         TO_JOINED_ACTIVATED if relu else TO_JOINED,
-        raw=pixels_last(raw),
-        shift=folded[2].float(),
-        other=None if beside is None else beside.raw,
-        other_shift=None if beside is None else beside.mean,
-        result=pixels_last(result),
+        Value(pixels_last(raw), folded),
+        None if other_folded is None or other is None else Value(pixels_last(other), other_folded),
         added=None if added is None else pixels_last(added),
+        result=pixels_last(result),
     )

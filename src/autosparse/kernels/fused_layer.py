@@ -6,7 +6,8 @@ Every pass of the convolution runs sparse or dense; around a dense one the other
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,7 +29,10 @@ from autosparse.kernels.operators import (
 )
 
 
-@dataclass(frozen=True)
+_out_shape = lru_cache(maxsize=1024)(checks.conv2d_shape)
+
+
+@dataclass
 class ConvCall:
     """What a convolution is called with besides its input; `sparse` says which passes skip the zeros."""
 
@@ -38,16 +42,17 @@ class ConvCall:
     wanted: str
     mask: Tensor | None
     sparse: Sequence[bool]
-
-    def on(self, weight: Tensor) -> ConvCall:
-        """The same with a weight that autograd has kept, and knows to be unchanged."""
-        return replace(self, weight=weight)
+    found: Compressed | None = None
 
     def out_shape(self, x: Tensor) -> tuple[int, int, int, int]:
-        return checks.conv2d(x, self.weight, self.bias, self.geometry, self.wanted, self.mask, self.sparse)
+        checks.common("sparse_conv2d", x, self.weight, self.bias, self.wanted, self.mask, self.sparse)
+        return _out_shape(x.shape, self.weight.shape, self.geometry)
 
     def compressed(self, x: Tensor) -> Compressed:
-        return WEIGHTS.find(conv_plan(x.shape, self.weight, self.geometry), ordered(self.weight, self.weight))
+        """Found once: the weight of a call does not change, or autograd refuses its backward pass."""
+        if self.found is None:
+            self.found = WEIGHTS.find(conv_plan(x.shape, self.weight, self.geometry), ordered(self.weight, self.weight))
+        return self.found
 
     def pattern(self, x: Tensor) -> Compressed:
         plan = conv_plan(x.shape, self.weight, self.geometry)

@@ -6,7 +6,7 @@ A value that a batch norm has made is kept as it was before (`raw`), with one sc
 from __future__ import annotations
 
 from ctypes import byref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,33 +26,33 @@ MOST_JOINT_CHANNELS = 1024
 # Results above this size have left the caches before they are read again.
 STREAMED_BYTES = 16 * 2**20
 VECTOR_BYTES = 64
+FLOAT_BYTES = 4
+
+
+def rows(folded: Tensor | None) -> tuple[int | None, int | None, int | None]:
+    """The addresses of three rows of float32, one number a channel."""
+    if folded is None:
+        return None, None, None
+    first, pitch = folded.data_ptr(), folded.shape[1] * FLOAT_BYTES
+    return first, first + pitch, first + 2 * pitch
 
 
 @dataclass(frozen=True)
 class Value:
     """The input of a layer: a tensor in channels_last, or relu(scale * raw + offset) of one, with or without the ReLU.
 
-    `mean` is that of raw.
+    `folded`: scale, offset and mean of raw, for all channels.
     """
 
     raw: Tensor
-    scale: Tensor | None = None
-    offset: Tensor | None = None
-    mean: Tensor | None = None
+    folded: Tensor | None = None
     relu: bool = False
 
-    @staticmethod
-    def of(raw: Tensor, folded: Tensor | None, relu: bool) -> Value:
-        """`folded`: scale, offset and mean of all channels, in double."""
-        if folded is None:
-            return Value(raw)
-        scale, offset, mean = folded.float()
-        return Value(raw, scale, offset, mean, relu)
-
     def source(self) -> Source:
-        if self.scale is None:
+        if self.folded is None:
             return Source(PLAIN, self.raw.data_ptr())
-        return Source(ACTIVATED if self.relu else NORMALISED, self.raw.data_ptr(), address(self.scale), address(self.offset))
+        scale, offset, _ = rows(self.folded)
+        return Source(ACTIVATED if self.relu else NORMALISED, self.raw.data_ptr(), scale, offset)
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,30 @@ class Gradient:
     coefficients: Tensor
 
     def source(self) -> Source:
-        scale, raw_scale, offset = (each.data_ptr() for each in self.coefficients)
+        scale, raw_scale, offset = rows(self.coefficients)
         return Source(GRADIENT, self.normalised.data_ptr(), scale, offset, self.raw.data_ptr(), raw_scale)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What becomes of the gradient of a layer's input.
+    """What becomes of a pass's result, or of the gradient of a layer's input.
 
-    `raw` and `other`: what it is multiplied with for the sums, after `shift` and `other_shift` are taken off.
+    For STATISTICS `shift` is taken off before the sums are made. A gradient is summed alone and times the raw values of
+    `value` and `other`, less their means; `added` is added to it first, and it is zero where `result` is not positive.
     """
 
     kind: int
-    raw: Tensor | None = None
-    scale: Tensor | None = None
-    offset: Tensor | None = None
+    value: Value | None = None
+    other: Value | None = None
     added: Tensor | None = None
     result: Tensor | None = None
-    other: Tensor | None = None
-    other_shift: Tensor | None = None
     shift: Tensor | None = None
 
     @staticmethod
     def at(value: Value) -> Ending:
-        if value.scale is None:
+        if value.folded is None:
             return Ending(STORE)
-        kind = TO_ACTIVATED if value.relu else TO_NORMALISED
-        return Ending(kind, value.raw, value.scale, value.offset, shift=value.mean)
+        return Ending(TO_ACTIVATED if value.relu else TO_NORMALISED, value)
 
 
 class Sums:
@@ -102,12 +99,20 @@ class Sums:
         self._slices = torch.empty(slices * SUMS * (-channels // lanes * -lanes), dtype=torch.float64)
 
     def sink(self, ending: Ending, target: Tensor | None) -> Sink:
+        value, other = ending.value, ending.other
+        scale, offset, mean = (None, None, address(ending.shift)) if value is None else rows(value.folded)
         return Sink(
             ending.kind,
             address(target),
             target is not None and streams(target),
-            *(address(each) for each in (ending.shift, ending.raw, ending.scale, ending.offset)),
-            *(address(each) for each in (ending.added, ending.result, ending.other, ending.other_shift)),
+            mean,
+            None if value is None else value.raw.data_ptr(),
+            scale,
+            offset,
+            address(ending.added),
+            address(ending.result),
+            None if other is None else other.raw.data_ptr(),
+            None if other is None else rows(other.folded)[2],
             self._slices.data_ptr(),
             self.total.data_ptr(),
         )
@@ -267,7 +272,7 @@ def statistics(raw: Tensor, shift: Tensor) -> Tensor:
 
 def materialise(value: Value) -> Tensor:
     """The value as a tensor."""
-    if value.scale is None:
+    if value.folded is None:
         return value.raw
     target = torch.empty_like(value.raw)
     sweep(value.source(), value.raw, Ending(STORE), target)
@@ -282,13 +287,11 @@ def materialise_gradient(grad: Gradient) -> Tensor:
 
 def join(first: Value, second: Value, relu: bool) -> Tensor:
     """The sum of a normalised value and another one, and its ReLU if wanted."""
-    assert first.scale is not None
     target = torch.empty_like(first.raw)
-    source = replace(first, relu=False).source()
+    source = first.source()
     source.kind = JOINED_ACTIVATED if relu else JOINED
-    source.other, source.other_scale, source.other_offset = (
-        address(each) for each in (second.raw, second.scale, second.offset)
-    )
+    source.other = second.raw.data_ptr()
+    source.other_scale, source.other_offset, _ = rows(second.folded)
     sweep(source, first.raw, Ending(STORE), target)
     return target
 
@@ -301,9 +304,9 @@ def finish(grad: Tensor, ending: Ending, target: Tensor) -> Tensor:
 def fold_statistics(
     raw: Tensor, sums: Tensor, shift: Tensor, epsilon: float, gamma: Tensor | None, beta: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean, biased variance and 1 / standard deviation; scale and offset of the batch norm with the mean. Both in double."""
+    """Mean, biased variance and 1 / standard deviation in double; scale and offset of the batch norm with the mean."""
     channels = raw.shape[1]
-    found, folded = (raw.new_empty(3, channels, dtype=torch.float64) for _ in range(2))
+    found, folded = torch.empty(3, channels, dtype=torch.float64), torch.empty(3, channels)
 
     def fold(sums: Tensor, shift: Tensor) -> bool:
         exact = kernels().table.fold_statistics(
@@ -329,9 +332,9 @@ def track_statistics(raw: Tensor, found: Tensor, factor: float, running_mean: Te
 def fold_gradients(raw: Tensor, grad_folded: Tensor, found: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of gamma and beta, and the coefficients of the raw value's gradient."""
     channels = raw.shape[1]
-    results = raw.new_empty(5, channels)
+    of_gamma, of_beta, coefficients = torch.empty(channels), torch.empty(channels), torch.empty(3, channels)
     kernels().table.fold_gradients(
         channels, raw.numel() // channels, grad_folded.data_ptr(), found.data_ptr(), address(gamma),
-        results[0].data_ptr(), results[1].data_ptr(), results[2].data_ptr(),
+        of_gamma.data_ptr(), of_beta.data_ptr(), coefficients.data_ptr(),
     )  # fmt: skip
-    return results[0], results[1], results[2:]
+    return of_gamma, of_beta, coefficients

@@ -76,8 +76,15 @@ def _signature(root: nn.Module) -> object:
 
 
 def _own_modules(root: nn.Module) -> Iterator[nn.Module]:
-    """All modules but those that make weights."""
-    return (module for name, module in root.named_modules() if "parametrizations" not in name.split("."))
+    """All modules but those that make weights. At every step, so without the names that torch's own walk makes."""
+    waiting: list[nn.Module | None] = [root]
+    seen = set()
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in seen:
+            seen.add(module)
+            yield module
+            waiting.extend(child for name, child in module._modules.items() if name != "parametrizations")
 
 
 def _forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:

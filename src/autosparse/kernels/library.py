@@ -126,7 +126,7 @@ class KernelTable(Structure):
         ("transpose", _function(None, _LAYOUT, _TARGET, *[_ARRAY] * 4, _INT, *[_ARRAY] * 4)),
         ("refresh_transposed", _function(None, _INT, _ARRAY, _ARRAY, _INT, _ARRAY)),
         ("soft_threshold", _function(None, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
-        ("soft_threshold_gradients", _function(None, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),
+        ("soft_threshold_gradients", _function(_DOUBLE, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),
         ("count_above", _function(_INT, _INT, _ARRAY, _FLOAT, _INT)),
     ]
 

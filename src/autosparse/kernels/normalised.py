@@ -104,9 +104,8 @@ def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {raw.shape}")
     if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
         return
-    with torch.no_grad():
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked.add_(1)
-        factor = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        fused_passes.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
-        torch.autograd.graph.increment_version((norm.running_mean, norm.running_var))
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    factor = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    fused_passes.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
+    torch.autograd.graph.increment_version((norm.running_mean, norm.running_var))

@@ -8,6 +8,7 @@ the input gradient and the weight gradient whether it runs on the sparse kernels
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -129,18 +130,23 @@ sparse_linear_op.register_autograd(_linear_backward, setup_context=_linear_setup
 # ---- convolution -----------------------------------------------------------------------------------------------------
 
 
-def conv_plan(x_shape: Sequence[int], weight: Tensor, geometry: Geometry) -> Plan:
+def conv_plan(x_shape: torch.Size, weight: Tensor, geometry: Geometry) -> Plan:
+    return plan_for(_convolution(x_shape, weight.shape, geometry), weight_format(weight) is torch.channels_last)
+
+
+@lru_cache(maxsize=1024)
+def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry) -> Convolution:
     conv = Convolution(
         x_shape[0],
         x_shape[1],
         (x_shape[2], x_shape[3]),
-        weight.shape[0],
-        (weight.shape[2], weight.shape[3]),
+        weight_shape[0],
+        (weight_shape[2], weight_shape[3]),
         geometry.stride,
         geometry.padding,
         geometry.dilation,
     )
-    return plan_for(conv.simplified(), weight_format(weight) is torch.channels_last)
+    return conv.simplified()
 
 
 def make_geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Geometry:

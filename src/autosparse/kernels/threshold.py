@@ -55,17 +55,17 @@ def soft_threshold(weight: Tensor, threshold: float) -> Tensor:
 
 def soft_threshold_gradients(
     weight: Tensor, grad: Tensor, threshold: float, gate: float, reach: float | None
-) -> tuple[Tensor, Tensor]:
-    """The gradient that the weight receives, and the sum of its product with the weight's sign, in double."""
+) -> tuple[Tensor, float]:
+    """The gradient that the weight receives, and the sum of its product with the weight's sign."""
     scaled = torch.empty_like(weight)
     if not _same_order(grad, scaled) or grad.dtype is not torch.float32:
         grad = torch.empty_like(weight).copy_(grad)
-    sums = torch.zeros(-(-weight.numel() // SLICE), dtype=torch.float64)
-    kernels().table.soft_threshold_gradients(
+    sums = torch.empty(-(-weight.numel() // SLICE), dtype=torch.float64)
+    total = kernels().table.soft_threshold_gradients(
         weight.numel(), weight.data_ptr(), grad.data_ptr(), threshold, gate, NO_REACH if reach is None else reach,
         torch.get_num_threads(), scaled.data_ptr(), sums.data_ptr(),
     )  # fmt: skip
-    return scaled, sums.sum()
+    return scaled, total
 
 
 def count_above(weight: Tensor, threshold: float) -> int:

@@ -32,7 +32,7 @@ class LayerCalls:
         self.x, self.grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
         self.geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
         if workload.fused:  # what the input is made of, and what the output's gradient is
-            self.value = Value.of(self.x, torch.ones(3, conv.in_channels, dtype=torch.float64), relu=True)
+            self.value = Value(self.x, torch.ones(3, conv.in_channels), relu=True)
             self.of_raw = Gradient(self.grad, self.grad, torch.ones(3, conv.out_channels))
             self.shift = torch.zeros(conv.out_channels)
 

@@ -153,15 +153,15 @@ struct KernelTable {
     // biased variance, 1 / standard deviation) and folded[3][channels] (scale, offset, mean). gamma and beta may be null.
     // Returns 0 if the shift was too far from the mean for the variance to be exact.
     int64_t (*fold_statistics)(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
-                               const float* gamma, const float* beta, double* statistics, double* folded);
+                               const float* gamma, const float* beta, double* statistics, float* folded);
 
     // running = (1 - factor) * running + factor * statistics, with the variance without bias; more than one pixel.
     void (*track_statistics)(int64_t channels, int64_t pixels, const double* statistics, double factor, float* running_mean,
                              float* running_variance);
 
-    // Its gradients: from sums of the result's gradient times the raw value less its mean, and of that gradient, to those of gamma and
-    // beta and to coefficients[3][channels], the scale, other_scale and offset of a gradient source.
-    void (*fold_gradients)(int64_t channels, int64_t pixels, const double* sums, const double* statistics,
+    // Its gradients: from sums of the result's gradient, and of that times the raw value less its mean, to those of gamma
+    // and beta and to coefficients[3][channels], the scale, other_scale and offset of a gradient source.
+    void (*fold_gradients)(int64_t channels, int64_t pixels, const float* sums, const double* statistics,
                            const float* gamma, float* grad_gamma, float* grad_beta, float* coefficients);
 
     // Adds the slices and writes them to their places in a dense gradient; zero elsewhere.
@@ -194,10 +194,10 @@ struct KernelTable {
     // effective = sign(weight) * relu(|weight| - threshold), threshold >= 0.
     void (*soft_threshold)(int64_t count, const float* weight, float threshold, int64_t threads, float* effective);
 
-    // scaled = grad where |weight| > threshold, else gate * grad where |weight| >= reach, else 0; sums[slices of
-    // kThresholdSlice weights]: of sign(weight) * scaled.
-    void (*soft_threshold_gradients)(int64_t count, const float* weight, const float* grad, float threshold, float gate,
-                                     float reach, int64_t threads, float* scaled, double* sums);
+    // scaled = grad where |weight| > threshold, else gate * grad where |weight| >= reach, else 0. Returns the sum of
+    // sign(weight) * scaled. sums: scratch, one for each slice of kThresholdSlice weights.
+    double (*soft_threshold_gradients)(int64_t count, const float* weight, const float* grad, float threshold, float gate,
+                                       float reach, int64_t threads, float* scaled, double* sums);
 
     // How many weights have |weight| > threshold, threshold >= 0.
     int64_t (*count_above)(int64_t count, const float* weight, float threshold, int64_t threads);

@@ -11,7 +11,7 @@ constexpr double kFarthestShift = 25;
 
 template <class Simd>
 int64_t fold_statistics(int64_t channels, int64_t pixels, const double* sums, const float* shift, double epsilon,
-                        const float* gamma, const float* beta, double* statistics, double* folded) {
+                        const float* gamma, const float* beta, double* statistics, float* folded) {
     int64_t exact = 1;
     for (int64_t channel = 0; channel < channels; ++channel) {
         const double distance = sums[channel] / pixels;
@@ -24,8 +24,8 @@ int64_t fold_statistics(int64_t channels, int64_t pixels, const double* sums, co
         statistics[channel] = mean;
         statistics[channels + channel] = variance;
         statistics[2 * channels + channel] = inverse;
-        folded[channel] = scale;
-        folded[channels + channel] = (beta != nullptr ? beta[channel] : 0.0) - mean * scale;
+        folded[channel] = static_cast<float>(scale);
+        folded[channels + channel] = static_cast<float>((beta != nullptr ? beta[channel] : 0.0) - mean * scale);
         folded[2 * channels + channel] = static_cast<float>(mean);  // what sinks take off
     }
     return exact;
@@ -44,16 +44,16 @@ void track_statistics(int64_t channels, int64_t pixels, const double* statistics
 }
 
 template <class Simd>
-void fold_gradients(int64_t channels, int64_t pixels, const double* sums, const double* statistics, const float* gamma,
+void fold_gradients(int64_t channels, int64_t pixels, const float* sums, const double* statistics, const float* gamma,
                     float* grad_gamma, float* grad_beta, float* coefficients) {
-    const double *products = sums, *totals = sums + channels;
+    const float *totals = sums, *products = sums + channels;
     for (int64_t channel = 0; channel < channels; ++channel) {
         const double mean = statistics[channel], inverse = statistics[2 * channels + channel];
         const double left = mean - static_cast<float>(mean);  // what the sink did not take off
         const double of_gamma = inverse * (products[channel] - left * totals[channel]);
         const double scale = (gamma != nullptr ? gamma[channel] : 1.0) * inverse;
         grad_gamma[channel] = static_cast<float>(of_gamma);
-        grad_beta[channel] = static_cast<float>(totals[channel]);
+        grad_beta[channel] = totals[channel];
         coefficients[channel] = static_cast<float>(scale);
         coefficients[channels + channel] = static_cast<float>(-scale * inverse * of_gamma / pixels);
         coefficients[2 * channels + channel] = static_cast<float>(scale * (mean * inverse * of_gamma - totals[channel]) / pixels);

@@ -36,8 +36,8 @@ void soft_threshold(int64_t count, const float* weight, float threshold, int64_t
 }
 
 template <class Simd>
-void soft_threshold_gradients(int64_t count, const float* weight, const float* grad, float threshold, float gate,
-                              float reach, int64_t threads, float* scaled, double* sums) {
+double soft_threshold_gradients(int64_t count, const float* weight, const float* grad, float threshold, float gate,
+                                float reach, int64_t threads, float* scaled, double* sums) {
     using Vec = typename Simd::Vec;
     const Vec bound = Simd::broadcast(threshold), opening = Simd::broadcast(gate), from = Simd::broadcast(reach);
     const Vec one = Simd::broadcast(1.0f);
@@ -66,6 +66,11 @@ void soft_threshold_gradients(int64_t count, const float* weight, const float* g
         }
         sums[first / kThresholdSlice] = total;
     });
+    double total = 0;
+    for (int64_t slice = 0; slice < divide_up(count, kThresholdSlice); ++slice) {
+        total += sums[slice];
+    }
+    return total;
 }
 
 template <class Simd>
