@@ -29,7 +29,7 @@ class Measured:
 
     def __call__(self, workload: Workload, densities: Sequence[float]) -> Times:
         self.asked.append(workload)
-        samples = [Sample(round(each * workload.weights), *[self.slope * each] * 3, 0.0, 0.0) for each in densities]
+        samples = [Sample(round(each * workload.weights), *[self.slope * each] * 3, 0.0) for each in densities]
         return Times(1.0, 1.0, 1.0, 0.0, tuple(samples))
 
 

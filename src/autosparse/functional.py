@@ -136,7 +136,7 @@ class _GatedMask(torch.autograd.Function):
 
 # torch looks up this signature at every call; kept here, that takes no time
 for _function in (_SoftThreshold, _GatedMask):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 
 def _like(value: Tensor | float, weight: Tensor) -> Tensor:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from autosparse.kernels import compressed, library, passes
+from autosparse.kernels import compressed, library, pages, scratch
 
-_last: list[torch.Tensor] = []
+_last: dict[str, object] = {}
 
 
-def scratch_of_exact_size(floats: int) -> int:
-    """For AddressSanitizer: memory that was kept from a larger call would hide a step beyond its end."""
-    _last[:] = [torch.empty(floats)]
-    return _last[0].data_ptr()
+class Forgetful:
+    """For AddressSanitizer: scratch memory that was kept from a larger call would hide a step beyond its end."""
+
+    def __setattr__(self, use: str, held: object) -> None:
+        _last[use] = held
+
+
+def memory_of_exact_size(size: int) -> Any:
+    """For AddressSanitizer: it does not watch the ends of pages."""
+    return torch.empty(size, dtype=torch.uint8).numpy()
 
 
 def choose(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +37,8 @@ def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads, kernels and compressed weights are global: leave them as they were."""
     threads = torch.get_num_threads()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
-        monkeypatch.setattr(passes, "scratch", scratch_of_exact_size)
+        monkeypatch.setattr(scratch, "_local", Forgetful())
+        monkeypatch.setattr(pages, "_new_pages", memory_of_exact_size)
     yield
     torch.set_num_threads(threads)
     library.load.cache_clear()

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from autosparse.kernels import fused_passes
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_functions import conv_norm, join, join_conv_norm
-from autosparse.kernels.fused_layer import ConvCall, Norm
+from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.layer_call import LayerCall
 
 RELAXED = settings(
     max_examples=8,
@@ -90,10 +91,10 @@ def has_constant_channel(block: Block) -> bool:
 
 
 def fused(block: Block, given: dict[str, Tensor], sparse: list[bool]) -> tuple[Tensor, Tensor]:
-    def arguments(weight: str, place: int, stride: int = 1, padding: int = 0, groups: int = 1) -> tuple[ConvCall, Norm]:
+    def arguments(weight: str, place: int, stride: int = 1, padding: int = 0, groups: int = 1) -> tuple[LayerCall, Norm]:
         gamma = given[f"gamma{place}"]
         geometry = Geometry((stride, stride), (padding, padding), (1, 1), groups)
-        call = ConvCall(given[weight], None, geometry, "active", None, sparse if groups == 1 else DENSE)
+        call = LayerCall(given[weight], None, geometry, "active", None, sparse if groups == 1 else DENSE)
         return call, Norm(gamma, given[f"beta{place}"], torch.zeros(len(gamma)), EPSILON)
 
     y = conv_norm(given["x"], None, False, *arguments("w1", 0))[:2]
@@ -176,7 +177,7 @@ def test_a_mean_far_from_zero_leaves_the_variance_exact(instruction_set: str) ->
     x = torch.randn(4, 3, 8, 8) + 1000
     weight = torch.eye(3).reshape(3, 3, 1, 1)
     for sparse in (SPARSE, DENSE):
-        call = ConvCall(weight, None, POINTWISE, "all", None, sparse)
+        call = LayerCall(weight, None, POINTWISE, "all", None, sparse)
         _, _, found = conv_norm(x, None, False, call, Norm(None, None, torch.zeros(3), 0.0))
         variance = x.double().var(dim=(0, 2, 3), correction=0)
         assert torch.allclose(found[1], variance, rtol=1e-5)
@@ -190,8 +191,8 @@ def test_a_constant_channel_leaves_no_gradient_of_gamma(instruction_set: str, sp
     x = torch.randn(4, 3, 8, 8)
     x[:, 1] = 7.3
     weight = torch.eye(3).reshape(3, 3, 1, 1)
-    call = ConvCall(weight, None, POINTWISE, "active", None, sparse)
-    last = ConvCall(torch.randn(5, 3, 1, 1), None, POINTWISE, "active", None, sparse)
+    call = LayerCall(weight, None, POINTWISE, "active", None, sparse)
+    last = LayerCall(torch.randn(5, 3, 1, 1), None, POINTWISE, "active", None, sparse)
     gammas, betas = ([torch.ones(3).requires_grad_() for _ in range(3)] for _ in range(2))
     norms = [Norm(gamma, beta, torch.zeros(3), EPSILON) for gamma, beta in zip(gammas, betas, strict=True)]
     first, second, alone = (conv_norm(x, None, False, call, norm)[:2] for norm in norms)
@@ -202,3 +203,20 @@ def test_a_constant_channel_leaves_no_gradient_of_gamma(instruction_set: str, sp
         assert gamma.grad is not None
         assert abs(gamma.grad[1]) < 1e-9
         assert abs(gamma.grad[0]) > 1e-3
+
+
+def test_a_channel_without_weights_needs_no_second_look(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variance is zero and the running mean that it had before is far from that, but epsilon is larger than both."""
+    x, weight = torch.randn(4, 3, 8, 8), torch.eye(3).reshape(3, 3, 1, 1).clone()
+    weight[1] = 0
+    again: list[Tensor] = []
+    statistics = fused_passes.statistics
+    monkeypatch.setattr(fused_passes, "statistics", lambda raw, shift: again.append(shift) or statistics(raw, shift))
+    norm = Norm(None, None, torch.tensor([0.0, 0.01, 0.0]), EPSILON)
+    _, folded, found = conv_norm(x, None, False, LayerCall(weight, None, POINTWISE, "all", None, SPARSE), norm)
+    assert again == []
+    assert found[0, 1] == pytest.approx(0.0, abs=1e-8)
+    assert folded[1, 1] == pytest.approx(0.0, abs=1e-5), "what is left of the mean, times 1 / sqrt(epsilon)"
+    far = Norm(None, None, torch.full((3,), 1000.0), EPSILON)
+    conv_norm(x, None, False, LayerCall(weight, None, POINTWISE, "all", None, SPARSE), far)
+    assert len(again) == 1

@@ -22,10 +22,8 @@ WORKLOAD = Workload(Convolution(1, 1000, (1, 64), 1000), linear=True, threads=1)
 class World:
     """Made-up times in seconds: dense passes cost 1, a sparse one `fixed` + `slope` * density; compression is given."""
 
-    def __init__(
-        self, fixed: float = 0.0, slope: float = 4.0, compress: float = 0.0, transpose: float = 0.0, operators: float = 0.0
-    ) -> None:
-        self.fixed, self.slope, self.compress, self.transpose, self.operators = fixed, slope, compress, transpose, operators
+    def __init__(self, fixed: float = 0.0, slope: float = 4.0, compress: float = 0.0, operators: float = 0.0) -> None:
+        self.fixed, self.slope, self.compress, self.operators = fixed, slope, compress, operators
         self.asked: list[Workload] = []
         self.now = 0.0
 
@@ -35,7 +33,7 @@ class World:
         samples = []
         for density in densities:
             sparse = self.fixed + self.slope * density
-            samples.append(Sample(round(density * workload.weights), sparse, sparse, sparse, self.compress, self.transpose))
+            samples.append(Sample(round(density * workload.weights), sparse, sparse, sparse, self.compress))
         return Times(1.0, 1.0, 1.0, self.operators, tuple(samples))
 
     def planner(self) -> Planner:
@@ -72,10 +70,6 @@ def test_compression_is_shared_by_the_passes() -> None:
     """At density .2 each sparse pass saves .2: three together pay for a compression of .5, two would not."""
     assert World(compress=0.5).planner().decide("a", WORKLOAD, 0.2) == Passes(True, True, True)
     assert World(compress=0.5).planner().decide("a", WORKLOAD, 0.2, wanted="all") == DENSE
-
-
-def test_the_transpose_is_charged_to_the_input_gradient() -> None:
-    assert World(transpose=0.3).planner().decide("a", WORKLOAD, 0.2) == Passes(True, False, True)
 
 
 def test_small_layers_do_not_pay_for_the_operators() -> None:
@@ -135,7 +129,7 @@ def through_a_file(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def test_a_planner_goes_on_from_a_saved_one(tmp_path: Path) -> None:
-    world = World(operators=0.01, transpose=0.02, compress=0.03)
+    world = World(operators=0.01, compress=0.03)
     planner = world.planner()
     planner.decide("a", WORKLOAD, 0.2)
     planner.decide("b", Workload(Convolution(3, 100, (12, 12), 100, (3, 3)), linear=False, threads=1), 0.4)
@@ -203,11 +197,21 @@ def test_fused_pointwise_gradients_are_timed_together(native: None) -> None:
     assert all(sample.both is not None and 0 < sample.both < math.inf for sample in times.samples)
 
 
+def test_a_vocabulary_layer_is_timed_on_a_part_of_it(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(timing, "MOST_WEIGHTS", 2**14)
+    workload = Workload(Convolution(1, 64, (1, 32), 1024), True, threads=1)
+    monkeypatch.setattr(timing, "_in_turn", lambda groups: [dict.fromkeys(calls, 1.0) for calls in groups])
+    times = timing.measure(workload, [0.5])
+    assert times.dense_forward == times.samples[0].input == times.samples[0].compress == 4.0, "a quarter took 1 second"
+    assert abs(times.samples[0].nonzeros - 2**15) < 2**12
+
+
 def test_both_gradients_in_one_pass_are_charged_once() -> None:
     """Sparse gradients of 1.2 each would lose against dense ones, 1.5 for both together wins."""
 
     def measure(workload: Workload, densities: Sequence[float]) -> Times:
-        return Times(1.0, 1.0, 1.0, 0.0, tuple(Sample(round(d * workload.weights), 2, 1.2, 1.2, 0, 0, 1.5) for d in densities))
+        return Times(1.0, 1.0, 1.0, 0.0, tuple(Sample(round(d * workload.weights), 2, 1.2, 1.2, 0, 1.5) for d in densities))
 
     planner = Planner(measure, lambda: 0.0)
     assert planner.decide("a", WORKLOAD, 0.1) == Passes(False, True, True)

@@ -27,7 +27,7 @@ def results(weight: Tensor, grad: Tensor, bound: float, gate: float, reach: floa
 
 @RELAXED
 @given(
-    shape=st.sampled_from([(1,), (7,), (33, 5), (8, 3, 3, 3), (130, 140), (20000,)]),
+    shape=st.sampled_from([(1,), (7,), (33, 5), (8, 3, 3, 3), (9, 17, 1, 1), (12, 1, 3, 3), (130, 140), (20000,)]),
     channels_last=st.booleans(),
     bound=st.floats(-0.5, 2.5, width=32),
     gate=st.floats(0, 1, width=32),
@@ -85,3 +85,17 @@ def test_what_cannot_be_read_directly_goes_to_torch(native: None) -> None:
     with FlopCounterMode(display=False):
         assert not threshold.fits(weight)
     assert soft_threshold(weight[:, ::2], 0.5).shape == (4, 3)
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 1, 1), (6, 1, 3, 3)])
+def test_a_gradient_that_lies_as_the_weight_does_is_not_copied(
+    native: None, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """Where a dimension has one element, strides differ by name only."""
+    weight, grad = torch.randn(shape).contiguous(memory_format=torch.channels_last), torch.randn(shape)
+    assert weight.stride() != grad.stride()
+    monkeypatch.setattr(Tensor, "copy_", lambda *_: pytest.fail("copied"))
+    scaled, total = threshold.soft_threshold_gradients(weight, grad, 0.5, 0.0, None)
+    expected = grad * (weight.abs() > 0.5)
+    assert torch.equal(scaled, expected)
+    assert total == pytest.approx(float((expected.double() * weight.sign()).sum()))

@@ -12,11 +12,6 @@ from autosparse.kernels.dense import Geometry
 WANTED = ("all", "active", "mask")
 
 
-def is_empty(*tensors: Tensor) -> bool:
-    """Whether there is nothing to compute with."""
-    return any(tensor.numel() == 0 for tensor in tensors)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]) -> None:
     if weight.dim() != 2:
         raise ValueError(f"sparse_linear: a weight of shape {tuple(weight.shape)}; it must be (out_features, in_features)")
@@ -26,21 +21,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Te
             f"its last dimension must be {weight.shape[1]}"
         )
     common("sparse_linear", x, weight, bias, wanted, mask, sparse)
-
-
-def conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-    wanted: str,
-    mask: Tensor | None,
-    sparse: Sequence[bool],
-) -> tuple[int, int, int, int]:
-    """Also gives the shape of the output."""
-    shape = conv2d_shape(x.shape, weight.shape, geometry)
-    common("sparse_conv2d", x, weight, bias, wanted, mask, sparse)
-    return shape
 
 
 def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) -> tuple[int, int, int, int]:

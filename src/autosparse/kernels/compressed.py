@@ -8,48 +8,64 @@ from collections.abc import Hashable
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autosparse.kernels.library import kernels
+from autosparse.kernels.pages import Words
 from autosparse.kernels.plans import Plan
+from autosparse.kernels.scratch import TRANSPOSED, TRANSPOSED_COUNTS, TRANSPOSED_STARTS, scratch
 
 # A form whose weight is gone is dropped once this many times as many others as there are now have come after it.
 LENDING_ROUNDS = 2
 ENTRY_WORDS = 2  # an offset and a value
+SPARE = 64  # one part of so many is left free for weights that come back
 
 
 class Compressed:
     """The non-zeros of a weight, or the pattern of a mask, by output channel and if wanted by input channel."""
 
     def __init__(self, plan: Plan, dense: Tensor, threads: int) -> None:
-        table = kernels().table
         self.plan = plan
+        self.row_start = Words(plan.compressed_rows + 1)
+        self._memory = Words(0)
+        self.key: Hashable = None  # where it is kept
+        self.users: WeakSet[object] = WeakSet()  # who needs these values still, whether or not the dense weight is there
+        self.fill(dense, threads)
+
+    def fill(self, dense: Tensor, threads: int) -> None:
+        """Take another weight or mask, with a pattern of its own, into the same memory if that is large enough."""
+        table = kernels().table
         count, compress = (
             (table.count_mask, table.compress_mask)
             if dense.dtype is torch.bool
             else (table.count_weight, table.compress_weight)
         )
-        self.row_start = torch.empty(plan.compressed_rows + 1, dtype=torch.int32)
-        found = count(byref(plan.layout), dense.data_ptr(), threads, self.row_start.data_ptr())
+        found = count(byref(self.plan.layout), dense.data_ptr(), threads, self.row_start.data_ptr())
         if found < 0:
             raise ValueError("the weight has more non-zeros than the sparse kernels can count (2**31 - 1); compute it densely")
         self.nonzeros = int(found)
-        self.entries = torch.empty(self.nonzeros, ENTRY_WORDS, dtype=torch.int32)
-        self.columns = torch.empty(self.nonzeros, dtype=torch.int32)
+        room = self._memory.count // (ENTRY_WORDS + 1)
+        if not self.nonzeros <= room <= 2 * self.nonzeros:
+            room = self.nonzeros + self.nonzeros // SPARE
+            self._memory = Words(room * (ENTRY_WORDS + 1))
+        self.entries = self._memory.part(0, ENTRY_WORDS * self.nonzeros)
+        self.columns = self._memory.part(ENTRY_WORDS * room, self.nonzeros)
         compress(
-            byref(plan.layout),
+            byref(self.plan.layout),
             dense.data_ptr(),
-            plan.column_offsets.data_ptr(),
+            self.plan.column_offsets.data_ptr(),
             threads,
             self.row_start.data_ptr(),
             self.entries.data_ptr(),
             self.columns.data_ptr(),
         )
-        self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
+        self._transposed: tuple[Words, Words, Words | None] | None = None
         self._transposed_is_fresh = False
+        self._lasts = False
 
     def refresh(self, dense: Tensor, threads: int) -> bool:
         """Take the values of another weight with the same pattern; False, and unusable, if the pattern differs."""
@@ -62,52 +78,65 @@ class Compressed:
             self.entries.data_ptr(),
         )
         self._transposed_is_fresh = False
-        return bool(same)
+        self._lasts = bool(same)
+        return self._lasts
 
-    def drop_transposed(self) -> None:
-        """Forget the form by input channel: it is made anew when next needed."""
-        self._transposed = None
+    def transposed(self, threads: int) -> tuple[Words, Words]:
+        """Row starts and entries by input channel, for the input gradient.
 
-    def transposed(self, threads: int) -> tuple[Tensor, Tensor]:
-        """Row starts and entries by input channel, for all phases of the input gradient."""
-        table, target = kernels().table, self.plan.transposed_layout
-        if self._transposed is None:
-            start = torch.empty(target.compressed_rows + 1, dtype=torch.int32)
-            entries, source = torch.empty_like(self.entries), torch.empty_like(self.columns)
-            counts = torch.empty(threads * target.compressed_rows, dtype=torch.int32)
-            table.transpose(
-                byref(self.plan.layout),
-                byref(target),
-                self.plan.transposed_columns.data_ptr(),
-                self.row_start.data_ptr(),
-                self.columns.data_ptr(),
-                self.entries.data_ptr(),
-                threads,
-                counts.data_ptr(),
-                start.data_ptr(),
-                entries.data_ptr(),
-                source.data_ptr(),
-            )
-            self._transposed = start, entries, source
+        Kept only for a pattern that has lasted from one weight to the next: one that changes at every step would hold the
+        memory for nothing, and has its transposed form in scratch memory, until this thread asks for the next.
+        """
+        rows, words = self.plan.transposed_layout.compressed_rows + 1, ENTRY_WORDS * self.nonzeros
+        found = self._transposed
+        if found is None and self._lasts:
+            found = Words(rows), Words(words), Words(self.nonzeros)
+            self._transpose(threads, *found)
+        elif found is None:
+            found = scratch(TRANSPOSED_STARTS, rows), scratch(TRANSPOSED, words), None
+            self._transpose(threads, *found)
         elif not self._transposed_is_fresh:
-            _, entries, source = self._transposed
-            table.refresh_transposed(self.nonzeros, self.entries.data_ptr(), source.data_ptr(), threads, entries.data_ptr())
-        self._transposed_is_fresh = True
-        return self._transposed[0], self._transposed[1]
+            _, entries, source = found
+            assert source is not None
+            kernels().table.refresh_transposed(
+                self.nonzeros, self.entries.data_ptr(), source.data_ptr(), threads, entries.data_ptr()
+            )
+        self._transposed, self._transposed_is_fresh = (found, True) if self._lasts else (None, False)
+        return found[0], found[1]
+
+    def _transpose(self, threads: int, start: Words, entries: Words, source: Words | None) -> None:
+        target = self.plan.transposed_layout
+        kernels().table.transpose(
+            byref(self.plan.layout),
+            byref(target),
+            self.plan.transposed_columns.data_ptr(),
+            self.row_start.data_ptr(),
+            self.columns.data_ptr(),
+            self.entries.data_ptr(),
+            threads,
+            scratch(TRANSPOSED_COUNTS, threads * target.compressed_rows).data_ptr(),
+            start.data_ptr(),
+            entries.data_ptr(),
+            None if source is None else source.data_ptr(),
+        )
 
 
 @dataclass
 class _Kept:
-    storage: Any
+    storage: Any  # a weak reference; None: the weight was let go
     version: int
     number: int  # how many were kept before it
     compressed: Compressed
+
+    def is_gone(self) -> bool:
+        return self.storage is None or bool(self.storage.expired())
 
 
 class CompressedWeights:
     """Compressed forms of the weights that are alive, found again by storage and version.
 
-    A form whose weight is gone, or has a newer version, lends its pattern to the next weight with the same plan.
+    A form whose weight is gone, or has a newer version, and which nobody uses, lends its pattern to the next weight with
+    the same plan.
     """
 
     def __init__(self) -> None:
@@ -124,16 +153,25 @@ class CompressedWeights:
         key = (storage._cdata, dense.storage_offset(), plan)
         with self._lock:
             kept = self._kept.get(key)
-            if kept and not kept.storage.expired() and kept.version == dense._version:
+            if kept and not kept.is_gone() and kept.version == dense._version:
                 return kept.compressed
             old = self._release(key, plan)
-        usable = old is not None and dense.dtype is not torch.bool and old.refresh(dense, threads)
-        compressed = old if old is not None and usable else Compressed(plan, dense, threads)
+        compressed = Compressed(plan, dense, threads) if old is None else old
+        if old is not None and not (dense.dtype is not torch.bool and old.refresh(dense, threads)):
+            old.fill(dense, threads)
         with self._lock:
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self._kept[key] = _Kept(reference, dense._version, self._count, compressed)
+            compressed.key = key
             self._count += 1
         return compressed
+
+    def let_go(self, compressed: Compressed) -> None:
+        """A form's weight will not be asked for again: not even a weak reference stays, which would hold a part of it."""
+        with self._lock:
+            kept = self._kept.get(compressed.key)
+            if kept is not None and kept.compressed is compressed:
+                kept.storage = None
 
     def clear(self) -> None:
         with self._lock:
@@ -145,8 +183,12 @@ class CompressedWeights:
     def _release(self, key: Hashable, plan: Plan) -> Compressed | None:
         """Drop what is outdated; of that, the oldest form with this plan: layers of one shape follow each other in order."""
         same = self._kept.pop(key, None)
-        gone = [each for each, kept in self._kept.items() if kept.storage.expired()]
-        if same is None or same.storage.expired():
+        if same is not None and same.compressed.users:  # another weight was here, and its form is needed still
+            same.compressed.key = object()
+            self._kept[same.compressed.key] = same
+            same = None
+        gone = [each for each, kept in self._kept.items() if kept.is_gone() and not kept.compressed.users]
+        if same is None or same.is_gone():
             lent = next((each for each in gone if self._kept[each].compressed.plan is plan), None)
             same = self._kept.pop(lent) if lent is not None else None
         oldest = self._count - LENDING_ROUNDS * (len(self._kept) + 1)

@@ -7,20 +7,20 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from autosparse.kernels import passes
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_passes import STATISTICS, Ending, Gradient, Sums, Value, slices_for
 from autosparse.kernels.library import Depthwise, kernels
+from autosparse.kernels.scratch import DOUBLE_WORDS, TILES, WEIGHT_SUMS, scratch
 
 TAPS = 9
 BLOCK_ROWS = 28  # depthwise.h: kBlockRows
 
 
-def fits(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
+def fits(weight_shape: torch.Size, bias: Tensor | None, geometry: Geometry) -> bool:
     return (
         bias is None
-        and tuple(weight.shape[1:]) == (1, 3, 3)
-        and geometry.groups == weight.shape[0] > 1
+        and weight_shape[1:] == (1, 3, 3)
+        and geometry.groups == weight_shape[0] > 1
         and geometry.padding == (1, 1)
         and geometry.dilation == (1, 1)
         and geometry.stride in ((1, 1), (2, 2))
@@ -49,7 +49,7 @@ def forward(value: Value, weight: Tensor, geometry: Geometry, shift: Tensor, tar
         weight.data_ptr(),
         threads,
         slices,
-        passes.scratch(using.table.depthwise_scratch(byref(shape), threads)),
+        scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
         byref(sums.sink(Ending(STATISTICS, shift=shift), target)),
     )
     return sums.total
@@ -64,7 +64,7 @@ def gradients(
     slices = _slices(shape.images, shape.in_rows)
     sums = Sums(shape.channels, slices)
     padded = -shape.channels // using.lanes * -using.lanes
-    weight_sums = torch.empty(slices * TAPS * padded, dtype=torch.float64)
+    weight_sums = scratch(WEIGHT_SUMS, DOUBLE_WORDS * slices * TAPS * padded)
     using.table.depthwise_gradients(
         byref(shape),
         byref(value.source()),
@@ -72,7 +72,7 @@ def gradients(
         weight.data_ptr(),
         threads,
         slices,
-        passes.scratch(using.table.depthwise_scratch(byref(shape), threads)),
+        scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
         byref(sums.sink(ending, target)),
         weight_sums.data_ptr(),
         weight_target.data_ptr(),

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autosparse.kernels.operators import sparse_conv2d_op, sparse_linear_op
+from autosparse.kernels import eager
+from autosparse.kernels.layer_call import LayerCall
+from autosparse.kernels.memory import within_reach
+from autosparse.kernels.operators import make_geometry, sparse_conv2d_op, sparse_linear_op
 
 ALL_PASSES = (True, True, True)
 
@@ -23,7 +26,10 @@ def sparse_linear(
     """x @ weight.T + bias. The weight's gradient is made where `wanted`: "all", "active" (weight != 0) or a bool mask."""
     kind, mask = _split(wanted)
     x, weight, bias, result_type = _float32(x, weight, bias)
-    result: Tensor = sparse_linear_op(x, weight, bias, kind, mask, list(sparse))
+    if within_reach(x, weight, bias, mask):
+        result = eager.run(x, LayerCall(weight, bias, None, kind, mask, sparse))
+    else:
+        result = sparse_linear_op(x, weight, bias, kind, mask, list(sparse))
     return result if result_type is None else result.to(result_type)
 
 
@@ -46,7 +52,10 @@ def sparse_conv2d(
     steps, spread = _pair(stride, "stride"), _pair(dilation, "dilation")
     x, around = _resolve_padding(x, weight, padding, steps, spread)
     x, weight, bias, result_type = _float32(x, weight, bias)
-    result: Tensor = sparse_conv2d_op(x, weight, bias, steps, around, spread, groups, kind, mask, list(sparse))
+    if within_reach(x, weight, bias, mask):
+        result = eager.run(x, LayerCall(weight, bias, make_geometry(steps, around, spread, groups), kind, mask, sparse))
+    else:
+        result = sparse_conv2d_op(x, weight, bias, steps, around, spread, groups, kind, mask, list(sparse))
     result = result if result_type is None else result.to(result_type)
     return result if batched else result.squeeze(0)
 

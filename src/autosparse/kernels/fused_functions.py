@@ -17,12 +17,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from autosparse.kernels import fused_layer, fused_passes
-from autosparse.kernels.fused_layer import ConvCall, Norm
+from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.fused_passes import TO_JOINED, TO_JOINED_ACTIVATED, Ending, Gradient, Value
-from autosparse.kernels.operators import empty_pixels, pixels_last
+from autosparse.kernels.layer_call import LayerCall
+from autosparse.kernels.memory import empty_pixels, pixels_last
 
 
-def conv_norm(x: Tensor, x_folded: Tensor | None, x_relu: bool, call: ConvCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+def conv_norm(x: Tensor, x_folded: Tensor | None, x_relu: bool, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """raw, folded, and the statistics: mean, biased variance, 1 / standard deviation."""
     learned = call.weight, call.bias, norm.gamma, norm.beta
     found: tuple[Tensor, Tensor, Tensor] = _ConvNorm.apply(x, x_folded, x_relu, *learned, call, norm)  # type: ignore[no-untyped-call]
@@ -36,7 +37,7 @@ def join(raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor
 
 
 def join_conv_norm(
-    before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool, call: ConvCall, norm: Norm
+    before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool, call: LayerCall, norm: Norm
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The end of a block, and with it the first convolution of the next: their backward pass is one.
 
@@ -53,7 +54,7 @@ class _ConvNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, x_folded: Tensor | None, x_relu: bool, weight: Tensor, bias: Tensor | None,
-        gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
+        gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         raw, folded, statistics = fused_layer.forward(Value(pixels_last(x), x_folded, x_relu), call, norm)
         ctx.mark_non_differentiable(statistics)
@@ -100,7 +101,7 @@ class _JoinConvNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool,
-        weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: ConvCall, norm: Norm,
+        weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         first = Value(pixels_last(before), before_folded, relu)
         result = fused_passes.join(first, Value(pixels_last(other), other_folded), relu)

@@ -5,58 +5,16 @@ Every pass of the convolution runs sparse or dense; around a dense one the other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from autosparse.kernels import checks, dense, depthwise, fused_passes
-from autosparse.kernels.compressed import WEIGHTS, Compressed
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_passes import STORE, Ending, Gradient, Value
-from autosparse.kernels.operators import (
-    FORWARD,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    conv_plan,
-    empty_gradient,
-    empty_pixels,
-    ordered,
-    pattern_of,
-    restrict,
-)
-
-
-_out_shape = lru_cache(maxsize=1024)(checks.conv2d_shape)
-
-
-@dataclass
-class ConvCall:
-    """What a convolution is called with besides its input; `sparse` says which passes skip the zeros."""
-
-    weight: Tensor
-    bias: Tensor | None
-    geometry: Geometry
-    wanted: str
-    mask: Tensor | None
-    sparse: Sequence[bool]
-    found: Compressed | None = None
-
-    def out_shape(self, x: Tensor) -> tuple[int, int, int, int]:
-        checks.common("sparse_conv2d", x, self.weight, self.bias, self.wanted, self.mask, self.sparse)
-        return _out_shape(x.shape, self.weight.shape, self.geometry)
-
-    def compressed(self, x: Tensor) -> Compressed:
-        """Found once: the weight of a call does not change, or autograd refuses its backward pass."""
-        if self.found is None:
-            self.found = WEIGHTS.find(conv_plan(x.shape, self.weight, self.geometry), ordered(self.weight, self.weight))
-        return self.found
-
-    def pattern(self, x: Tensor) -> Compressed:
-        plan = conv_plan(x.shape, self.weight, self.geometry)
-        return WEIGHTS.find(plan, pattern_of(self.weight, self.wanted, self.mask))
+from autosparse.kernels.layer_call import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall, out_shape_of
+from autosparse.kernels.memory import empty_pixels
 
 
 @dataclass(frozen=True)
@@ -69,18 +27,25 @@ class Norm:
     epsilon: float
 
 
-def forward(value: Value, call: ConvCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+def forward(value: Value, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """The raw result, the folded batch norm and its statistics."""
-    raw = empty_pixels(value.raw, call.out_shape(value.raw))
-    if depthwise.fits(call.weight, call.bias, call.geometry):
-        sums = depthwise.forward(value, call.weight, call.geometry, norm.shift, raw)
+    weight, geometry = call.own_weight, _geometry(call)
+    checks.common("sparse_conv2d", value.raw, weight, call.bias, call.wanted, call.mask, call.sparse)
+    raw = empty_pixels(value.raw, out_shape_of(value.raw.shape, call.shape, geometry))
+    if depthwise.fits(call.shape, call.bias, geometry):
+        sums = depthwise.forward(value, weight, geometry, norm.shift, raw)
     elif call.sparse[FORWARD]:
-        sums = fused_passes.forward(call.compressed(value.raw), value, call.bias, norm.shift, raw)
+        sums = fused_passes.forward(call.compressed(value.raw.shape), value, call.bias, norm.shift, raw)
     else:
-        raw = dense.conv2d(fused_passes.materialise(value), call.weight, call.bias, call.geometry)
+        raw = dense.conv2d(fused_passes.materialise(value), weight, call.bias, geometry)
         sums = fused_passes.statistics(raw, norm.shift)
     found, folded = fused_passes.fold_statistics(raw, sums, norm.shift, norm.epsilon, norm.gamma, norm.beta)
     return raw, folded, found
+
+
+def _geometry(call: LayerCall) -> Geometry:
+    assert call.geometry is not None, "a convolution has a geometry"
+    return call.geometry
 
 
 @dataclass
@@ -92,27 +57,27 @@ class Gradients:
     weight: Tensor | None
 
 
-def backward(value: Value, call: ConvCall, grad: Gradient, ending: Ending, needs_x: bool, needs_weight: bool) -> Gradients:
+def backward(value: Value, call: LayerCall, grad: Gradient, ending: Ending, needs_x: bool, needs_weight: bool) -> Gradients:
     x = value.raw
     sparse_x = needs_x and call.sparse[INPUT_GRADIENT]
     sparse_weight = needs_weight and call.sparse[WEIGHT_GRADIENT] and call.wanted != "all"
     target = torch.empty_like(x) if needs_x else None
-    if needs_weight and target is not None and depthwise.fits(call.weight, call.bias, call.geometry):
-        of_weight = torch.empty(call.weight.shape)
-        sums = depthwise.gradients(value, call.weight, call.geometry, grad, ending, target, of_weight)
-        return Gradients(target, sums, restrict(of_weight, call.weight, call.wanted, call.mask))
+    if needs_weight and target is not None and depthwise.fits(call.shape, call.bias, _geometry(call)):
+        of_weight = torch.empty(call.shape)
+        sums = depthwise.gradients(value, call.own_weight, _geometry(call), grad, ending, target, of_weight)
+        return Gradients(target, sums, call.restrict(of_weight))
     if sparse_x and sparse_weight and call.wanted == "active" and target is not None:
-        compressed = call.compressed(x)
+        compressed = call.compressed(x.shape)
         if fused_passes.joint_gradients_fit(compressed):
-            of_weight = empty_gradient(call.weight)
+            of_weight = call.empty_gradient(x)
             sums = fused_passes.joint_gradients(compressed, value, grad, ending, target, of_weight)
             return Gradients(target, sums, of_weight)
     found = Gradients(None, None, None)
     if sparse_weight:
-        found.weight = empty_gradient(call.weight)
-        fused_passes.weight_gradient(call.pattern(x), value, grad, found.weight)
+        found.weight = call.empty_gradient(x)
+        fused_passes.weight_gradient(call.pattern(x.shape), value, grad, found.weight)
     if sparse_x and target is not None:
-        compressed = call.compressed(x)
+        compressed = call.compressed(x.shape)
         if fused_passes.reaches_all(compressed):
             found.x, found.sums = target, fused_passes.input_gradient(compressed, grad, ending, target)
         elif compressed.plan.gradient_group is not None:
@@ -125,14 +90,14 @@ def backward(value: Value, call: ConvCall, grad: Gradient, ending: Ending, needs
 
 
 def _dense_rest(
-    value: Value, call: ConvCall, grad: Gradient, ending: Ending, found: Gradients, rest_x: bool, rest_weight: bool
+    value: Value, call: LayerCall, grad: Gradient, ending: Ending, found: Gradients, rest_x: bool, rest_weight: bool
 ) -> None:
     """The gradients that no sparse pass has made, by torch."""
     plain = fused_passes.materialise(value) if rest_weight else value.raw
     of_raw = fused_passes.materialise_gradient(grad)
-    of_x, of_weight = dense.conv2d_gradients(of_raw, plain, call.weight, call.geometry, rest_x, rest_weight)
+    of_x, of_weight = dense.conv2d_gradients(of_raw, plain, call.own_weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
-        found.weight = restrict(of_weight, call.weight, call.wanted, call.mask)
+        found.weight = call.restrict(of_weight)
     if of_x is not None:
         of_x = of_x.contiguous(memory_format=torch.channels_last)
         found.x, found.sums = of_x, fused_passes.finish(of_x, ending, of_x)

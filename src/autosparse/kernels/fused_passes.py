@@ -14,7 +14,9 @@ from torch import Tensor
 from autosparse.kernels import passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.library import SUMS, Sink, Source, kernels
+from autosparse.kernels.pages import WORD_BYTES
 from autosparse.kernels.plans import row_parts
+from autosparse.kernels.scratch import CHANNEL_SUMS, DOUBLE_WORDS, TILES, TRANSPOSED, WEIGHT_SUMS, scratch
 
 # interface.h: SourceKind and SinkKind
 PLAIN, NORMALISED, ACTIVATED, GRADIENT, JOINED, JOINED_ACTIVATED = range(6)
@@ -96,7 +98,7 @@ class Sums:
     def __init__(self, channels: int, slices: int) -> None:
         lanes = kernels().lanes
         self.total = torch.zeros(SUMS, channels, dtype=torch.float64)
-        self._slices = torch.empty(slices * SUMS * (-channels // lanes * -lanes), dtype=torch.float64)
+        self._slices = scratch(CHANNEL_SUMS, DOUBLE_WORDS * slices * SUMS * (-channels // lanes * -lanes))
 
     def sink(self, ending: Ending, target: Tensor | None) -> Sink:
         value, other = ending.value, ending.other
@@ -147,7 +149,7 @@ def forward(compressed: Compressed, value: Value, bias: Tensor | None, shift: Te
         threads,
         slices,
         parts,
-        passes.scratch(threads * using.table.gather_scratch(native, parts)),
+        scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
         byref(sums.sink(Ending(STATISTICS, shift=shift), target)),
     )
     return sums.total
@@ -173,12 +175,12 @@ def input_gradient(compressed: Compressed, grad: Gradient, ending: Ending, targe
             native,
             byref(grad.source()),
             None,
-            start.data_ptr() + phase * plan.transposed_rows_per_phase * start.element_size(),
+            start.data_ptr() + phase * plan.transposed_rows_per_phase * WORD_BYTES,
             entries.data_ptr(),
             threads,
             slices,
             parts,
-            passes.scratch(threads * using.table.gather_scratch(native, parts)),
+            scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
             byref(sums.sink(ending, target)),
         )
     return sums.total
@@ -192,7 +194,7 @@ def weight_gradient(pattern: Compressed, value: Value, grad: Gradient, target: T
     plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
     parts = row_parts(plan.forward_group, threads, using.lanes)
     slices = max(1, min(plan.forward_group.tiles, threads))
-    sums = torch.empty(slices * pattern.nonzeros)
+    sums = scratch(TRANSPOSED, slices * pattern.nonzeros)  # the transposed weight is not needed meanwhile
     native = byref(plan.forward.native)
     using.table.fused_weight_gradient(
         native,
@@ -203,7 +205,7 @@ def weight_gradient(pattern: Compressed, value: Value, grad: Gradient, target: T
         threads,
         slices,
         parts,
-        passes.scratch(threads * using.table.weight_gradient_scratch(native, parts)),
+        scratch(TILES, threads * using.table.weight_gradient_scratch(native, parts)).data_ptr(),
         sums.data_ptr(),
     )
     passes.scatter(pattern, sums, slices, target)
@@ -232,7 +234,7 @@ def joint_gradients(
     plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
     slices = max(1, min(plan.forward_group.tiles, threads))
     start, entries = compressed.transposed(threads)
-    weight_sums = torch.empty(slices * compressed.nonzeros)
+    weight_sums = scratch(WEIGHT_SUMS, slices * compressed.nonzeros)
     sums = Sums(plan.conv.in_channels, slices)
     forward_pass, backward_pass = byref(plan.forward.native), byref(plan.gradient[0].native)
     using.table.joint_gradient(
@@ -246,7 +248,7 @@ def joint_gradients(
         entries.data_ptr(),
         threads,
         slices,
-        passes.scratch(threads * using.table.joint_gradient_scratch(forward_pass, backward_pass)),
+        scratch(TILES, threads * using.table.joint_gradient_scratch(forward_pass, backward_pass)).data_ptr(),
         byref(sums.sink(ending, target)),
         weight_sums.data_ptr(),
     )

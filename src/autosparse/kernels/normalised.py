@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from autosparse.kernels import fused_functions, fused_passes
 from autosparse.kernels.dense import Geometry
-from autosparse.kernels.fused_layer import ConvCall, Norm
+from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.layer_call import LayerCall
 from autosparse.kernels.planner import DENSE, Passes
 
 
@@ -77,7 +78,7 @@ def joined_conv_norm(
     return result, Normalised(raw, folded)
 
 
-def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[ConvCall, Norm]:
+def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[LayerCall, Norm]:
     """What the modules do to an input of this shape."""
     route: Route | None = vars(conv).get("sparse_route")
     if route is not None:
@@ -90,7 +91,7 @@ def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[Con
     if shift is None:
         shift = torch.zeros(norm.num_features)
     geometry = Geometry(_pair(conv.stride), _pair(conv.padding), _pair(conv.dilation), conv.groups)
-    return ConvCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
+    return LayerCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
 
 
 def _pair(value: Sequence[int] | str) -> tuple[int, int]:

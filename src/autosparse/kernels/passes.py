@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from ctypes import byref
 
 import torch
@@ -10,19 +9,9 @@ from torch import Tensor
 
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.library import kernels
+from autosparse.kernels.pages import WORD_BYTES, Words
 from autosparse.kernels.plans import row_parts
-
-# Grown and kept: allocating it anew for every call would cost a page fault for every few kilobytes.
-_local = threading.local()
-
-
-def scratch(floats: int) -> int:
-    """The address of aligned scratch memory that belongs to the calling thread."""
-    held: Tensor | None = getattr(_local, "buffer", None)
-    if held is None or held.numel() < floats:
-        held = torch.empty(floats)
-        _local.buffer = held
-    return held.data_ptr()  # torch aligns by 64 bytes, which is the widest vector
+from autosparse.kernels.scratch import TILES, TRANSPOSED, scratch
 
 
 def forward(compressed: Compressed, source: Tensor, bias: Tensor | None, target: Tensor) -> None:
@@ -38,7 +27,7 @@ def forward(compressed: Compressed, source: Tensor, bias: Tensor | None, target:
         compressed.entries.data_ptr(),
         threads,
         parts,
-        scratch(threads * using.table.gather_scratch(native, parts)),
+        scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
         target.data_ptr(),
     )
 
@@ -59,11 +48,11 @@ def input_gradient(compressed: Compressed, grad: Tensor, target: Tensor) -> None
             native,
             grad.data_ptr(),
             None,
-            start.data_ptr() + phase * plan.transposed_rows_per_phase * start.element_size(),
+            start.data_ptr() + phase * plan.transposed_rows_per_phase * WORD_BYTES,
             entries.data_ptr(),
             threads,
             parts,
-            scratch(threads * using.table.gather_scratch(native, parts)),
+            scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
             target.data_ptr(),
         )
 
@@ -76,7 +65,7 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
     plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
     parts = row_parts(plan.forward_group, threads, using.lanes)
     slices = max(1, min(plan.forward_group.tiles, threads))
-    sums = torch.empty(slices * pattern.nonzeros)
+    sums = scratch(TRANSPOSED, slices * pattern.nonzeros)  # the transposed weight is not needed meanwhile
     native = byref(plan.forward.native)
     using.table.weight_gradient(
         native,
@@ -87,13 +76,13 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         threads,
         slices,
         parts,
-        scratch(threads * using.table.weight_gradient_scratch(native, parts)),
+        scratch(TILES, threads * using.table.weight_gradient_scratch(native, parts)).data_ptr(),
         sums.data_ptr(),
     )
     scatter(pattern, sums, slices, target)
 
 
-def scatter(pattern: Compressed, sums: Tensor, slices: int, target: Tensor) -> None:
+def scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor) -> None:
     """target = the slices' sums at the positions of a pattern, zero elsewhere."""
     kernels().table.scatter(
         byref(pattern.plan.layout),

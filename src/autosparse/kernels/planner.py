@@ -68,7 +68,6 @@ class Sample(NamedTuple):
     input: float
     weight: float
     compress: float
-    transpose: float
     both: float | None = None
 
 
@@ -127,8 +126,6 @@ class Times:
             seconds += self.operators
         if passes.forward or passes.input or (passes.weight and wanted_nonzeros is None):
             seconds += self.sparse("compress", nonzeros)
-        if passes.input:
-            seconds += self.sparse("transpose", nonzeros)
         if passes.weight and wanted_nonzeros is not None:
             seconds += self.sparse("compress", wanted_nonzeros)
         return seconds

@@ -36,9 +36,9 @@ class LayerCalls:
             self.of_raw = Gradient(self.grad, self.grad, torch.ones(3, conv.out_channels))
             self.shift = torch.zeros(conv.out_channels)
 
-    def dense(self) -> Calls:
+    def dense(self, weight: Tensor) -> Calls:
         """By torch: "forward", "input" and "weight"."""
-        x, grad, weight = self.x, self.grad, torch.ones(self.shape)
+        x, grad = self.x, self.grad
         if self.workload.linear:
             return {
                 "forward": lambda: dense.linear(x, weight, None),
@@ -73,18 +73,15 @@ class LayerCalls:
         return {"forward": forward, "input": of_input, "weight": of_weight}
 
     def sparse(self, plan: Plan, weight: Tensor) -> tuple[int, Calls]:
-        """The non-zeros of a weight, and our passes with it: those of torch, "compress", "transpose" and perhaps "both"."""
+        """The non-zeros of a weight, and our passes with it: those of torch, "compress" and perhaps "both".
+
+        The transposed weight is made in the passes that need it."""
         threads = torch.get_num_threads()
         compressed = Compressed(plan, weight, threads)
 
-        def transpose() -> None:
-            compressed.drop_transposed()
-            compressed.transposed(threads)
-
         calls = self._fused(compressed, weight) if self.workload.fused else self._plain(compressed, weight)
         return compressed.nonzeros, {
-            "compress": lambda: Compressed(plan, weight, threads),
-            "transpose": transpose,
+            "compress": lambda: compressed.fill(weight, threads),
             **calls,
         }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 from autosparse.kernels import fused_functions
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.functional import sparse_linear
-from autosparse.kernels.fused_layer import ConvCall, Norm
+from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.layer_call import LayerCall
 from autosparse.kernels.planner import Sample, Times, Workload
 from autosparse.kernels.plans import plan_for
+from autosparse.kernels.scratch import release
 from autosparse.kernels.timed_calls import Calls, LayerCalls
 
 CLOCK = time.perf_counter
@@ -23,23 +26,38 @@ LEAST_CALLS, MOST_CALLS = 2, 4  # the fastest counts
 ENOUGH_SECONDS = 0.02  # after this long a further call would cost more than it tells
 TINY_STEPS = 50
 SEED = 0
+MOST_WEIGHTS = 2**22
 
 
 def measure(workload: Workload, densities: Sequence[float]) -> Times:
     """The dense passes, and the sparse ones at each density; torch's number of threads must be the workload's."""
     if torch.get_num_threads() != workload.threads:
         raise ValueError(f"a workload of {workload.threads} threads, but torch uses {torch.get_num_threads()}")
-    plan = plan_for(workload.conv.simplified(), channels_last=False)
+    timed = _shortened(workload)
+    plan = plan_for(timed.conv.simplified(), channels_last=False)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        layer = LayerCalls(workload)
-        sparse = [layer.sparse(plan, _pattern(layer.shape, density, generator)) for density in densities]
-        dense, *found = _in_turn([layer.dense(), *(calls for _, calls in sparse)])
-    return Times(
-        **{f"dense_{name}": seconds for name, seconds in dense.items()},
-        operators=operator_seconds(workload.fused),
-        samples=tuple(Sample(nonzeros, **seconds) for (nonzeros, _), seconds in zip(sparse, found, strict=True)),
-    )
+        layer = LayerCalls(timed)
+        weights = [_pattern(layer.shape, density, generator) for density in densities]
+        sparse = [layer.sparse(plan, weight) for weight in weights]
+        dense, *found = _in_turn([layer.dense(weights[0]), *(calls for _, calls in sparse)])
+    release()  # training will have fewer non-zeros
+    whole = workload.work // timed.work  # times are in proportion
+    samples = (Sample(whole * count, **_times(whole, each)) for (count, _), each in zip(sparse, found, strict=True))
+    return Times(**_times(whole, dense, "dense_"), operators=operator_seconds(workload.fused), samples=tuple(samples))
+
+
+def _shortened(workload: Workload) -> Workload:
+    """A vocabulary layer is timed on a part of it, or measuring would take more memory than training.."""
+    conv = workload.conv
+    channels = conv.out_channels
+    while workload.linear and channels % 2 == 0 and channels * conv.in_channels > MOST_WEIGHTS:
+        channels //= 2
+    return replace(workload, conv=replace(conv, out_channels=channels))
+
+
+def _times(factor: int, seconds: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    return {prefix + name: factor * each for name, each in seconds.items()}
 
 
 def _pattern(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
@@ -87,6 +105,6 @@ def _conv_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _fused_conv_norm(x: Tensor, weight: Tensor) -> Tensor:
-    call = ConvCall(weight, None, Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
+    call = LayerCall(weight, None, Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
     raw, folded, _ = fused_functions.conv_norm(x, None, False, call, Norm(None, None, torch.zeros(1), 1e-5))
     return fused_functions.join(raw, folded, None, None, relu=True)

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 # Enough tokens to fill a matrix product's tiles; each further chunk costs a pass over the weight's gradient.
-CHUNK = 512
+CHUNK = 256
+# Tokens whose probabilities are made together: few enough for the caches.
+CHUNK_PART = 64
 
 
 def chunked_cross_entropy(
@@ -66,12 +68,14 @@ def _by_chunks(
         piece = states[rows].detach().requires_grad_(wanted and states.requires_grad)
         logits = layer(piece)
         with torch.no_grad():
-            loss, gradient = _loss(logits, targets[rows], kept[rows], smoothing)
-            total += loss
+            gradient = logits.detach()  # in the memory of the logits, which nothing needs any more
+            pieces = (each.split(CHUNK_PART) for each in (gradient, targets[rows], kept[rows]))
+            for part, wanted_part, kept_part in zip(*pieces, strict=True):
+                total += _loss(part, wanted_part, kept_part, smoothing)
         needed = [each for each in (piece, *given) if each.requires_grad]
         if not wanted or not needed:
             continue
-        found = iter(torch.autograd.grad(logits, needed, gradient.to(logits.dtype)))
+        found = iter(torch.autograd.grad(logits, needed, gradient))
         del logits, gradient
         if for_states is not None:
             for_states[rows] = next(found)
@@ -82,10 +86,9 @@ def _by_chunks(
     return total, [for_states, *sums] if wanted else []
 
 
-def _loss(logits: Tensor, targets: Tensor, kept: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The summed loss of some tokens and its gradient with respect to their logits."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logs = F.log_softmax(logits, dim=-1)
+def _loss(logits: Tensor, targets: Tensor, kept: Tensor, smoothing: float) -> Tensor:
+    """The summed loss of some tokens; its gradient with respect to their logits takes the place of these."""
+    logs = F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     places = torch.where(kept, targets, 0).unsqueeze(1)
     counts = kept.to(logs.dtype).unsqueeze(1)
     loss = -(1 - smoothing) * (logs.gather(1, places) * counts).sum()
@@ -97,7 +100,8 @@ def _loss(logits: Tensor, targets: Tensor, kept: Tensor, smoothing: float) -> tu
     gradient.scatter_add_(1, places, torch.full_like(counts, smoothing - 1))
     if not bool(kept.all()):
         gradient *= counts
-    return loss, gradient
+    logits.copy_(gradient)
+    return loss
 
 
 class _WithGradients(torch.autograd.Function):

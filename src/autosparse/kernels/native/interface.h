@@ -184,7 +184,7 @@ struct KernelTable {
                        const int32_t* columns, Entry* entries);
 
     // The same weights by input channel. counts: scratch, [threads][compressed_rows]. source[k]: the entry that
-    // transposed entry k was made from.
+    // transposed entry k was made from; may be null.
     void (*transpose)(const WeightLayout*, const TransposedLayout*, const TransposedColumn*, const int32_t* row_start,
                       const int32_t* columns, const Entry* entries, int64_t threads, int32_t* counts,
                       int32_t* transposed_start, Entry* transposed, int32_t* source);

@@ -63,7 +63,9 @@ void transpose(const WeightLayout* given, const TransposedLayout* given_target, 
                     const TransposedColumn column = column_places[columns[k]];
                     const int32_t to = mine[column.first_row + place.row]++;
                     transposed[to] = {static_cast<int32_t>(column.tap_offset + place.offset), entries[k].value};
-                    source[to] = static_cast<int32_t>(k);
+                    if (source != nullptr) {
+                        source[to] = static_cast<int32_t>(k);
+                    }
                 }
             }
         }

@@ -1,0 +1,163 @@
+"""One call of a layer whose weight has zeros: what is wanted of it, and its passes on tensors, each dense or sparse.
+
+A linear layer and a 2d convolution differ in their geometry alone; to the kernels both are convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels import checks, dense, passes
+from autosparse.kernels.compressed import WEIGHTS, Compressed
+from autosparse.kernels.dense import Geometry
+from autosparse.kernels.geometry import Convolution
+from autosparse.kernels.library import available
+from autosparse.kernels.memory import empty_pixels, pixels_last, weight_format
+from autosparse.kernels.plans import Plan, plan_for
+
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+
+out_shape_of = lru_cache(maxsize=1024)(checks.conv2d_shape)
+
+
+@dataclass(eq=False)
+class LayerCall:
+    """A dense effective weight, zeros inside. Without geometry it is that of a linear layer.
+
+    `wanted`: the weight gradient that the caller needs: "all", "active" (where the weight is not zero) or "mask" (where
+    `mask` is true); elsewhere it is zero. `sparse`: for the forward pass, the input gradient and the weight gradient,
+    whether it skips the zeros; the result is the same either way.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    geometry: Geometry | None
+    wanted: str
+    mask: Tensor | None
+    sparse: Sequence[bool]
+    shape: torch.Size = field(init=False)
+    format: torch.memory_format = field(init=False)
+    _compressed: Compressed | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.shape, self.format = self.own_weight.shape, weight_format(self.own_weight)
+
+    @property
+    def own_weight(self) -> Tensor:
+        assert self.weight is not None, "the weight was let go"
+        return self.weight
+
+    # ---- what the kernels need ---------------------------------------------------------------------------------------
+
+    def plan(self, x_shape: torch.Size) -> Plan:
+        return plan_for(_convolution(x_shape, self.shape, self.geometry), self.format is torch.channels_last)
+
+    def compressed(self, x_shape: torch.Size) -> Compressed:
+        """Found once: the weight of a call does not change."""
+        if self._compressed is None:
+            self._compressed = WEIGHTS.find(self.plan(x_shape), self.own_weight.contiguous(memory_format=self.format))
+            self._compressed.users.add(self)
+        return self._compressed
+
+    def pattern(self, x_shape: torch.Size) -> Compressed:
+        """Where the weight's gradient is wanted."""
+        if self.wanted != "mask" or self.mask is None:
+            return self.compressed(x_shape)
+        return WEIGHTS.find(self.plan(x_shape), self.mask.contiguous(memory_format=self.format))
+
+    def skips(self, which: int, *tensors: Tensor) -> bool:
+        """Whether a pass runs on the sparse kernels."""
+        grouped = self.geometry is not None and self.geometry.groups != 1
+        every = which == WEIGHT_GRADIENT and self.wanted == "all"
+        return available() and self.sparse[which] and not grouped and not every and not self._is_empty(*tensors)
+
+    def _is_empty(self, *tensors: Tensor) -> bool:
+        return self.shape.numel() == 0 or any(tensor.numel() == 0 for tensor in tensors)
+
+    def let_go(self) -> bool:
+        """Forget the dense weight if no gradient needs it any more; whether it is forgotten."""
+        for_weight = self.wanted == "all" or self.sparse[WEIGHT_GRADIENT]
+        if self._compressed is not None and self.sparse[INPUT_GRADIENT] and for_weight:
+            self.weight = None
+            WEIGHTS.let_go(self._compressed)
+        return self.weight is None
+
+    # ---- the passes --------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.geometry is None:
+            checks.linear(x, self.own_weight, self.bias, self.wanted, self.mask, self.sparse)
+            result = x.new_empty((*x.shape[:-1], self.shape[0]))
+        else:
+            checks.common("sparse_conv2d", x, self.own_weight, self.bias, self.wanted, self.mask, self.sparse)
+            result = empty_pixels(x, out_shape_of(x.shape, self.shape, self.geometry))
+        if not self.skips(FORWARD, x):
+            return self._dense_forward(x, result)
+        bias = None if self.bias is None else self.bias.contiguous()
+        passes.forward(self.compressed(x.shape), self._ordered(x), bias, result)
+        return result
+
+    def input_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        linear = self.geometry is None
+        result = grad.new_empty((*grad.shape[:-1], self.shape[1])) if linear else empty_pixels(x, x.shape)
+        if self.skips(INPUT_GRADIENT, x):
+            passes.input_gradient(self.compressed(result.shape), self._ordered(grad), result)
+            return result
+        if self.geometry is None:
+            return result.copy_(dense.linear_input_gradient(grad, self.own_weight))
+        return result.copy_(dense.conv2d_input_gradient(grad, x, self.own_weight, self.geometry))
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        if self.skips(WEIGHT_GRADIENT, x):
+            result = self.empty_gradient(grad)
+            passes.weight_gradient(self.pattern(x.shape), self._ordered(x), self._ordered(grad), result)
+            return result
+        if self.geometry is None:
+            return self.restrict(dense.linear_weight_gradient(grad, x))
+        weight = self.weight if self.weight is not None else self.empty_gradient(grad)  # of which torch reads the shape
+        return self.restrict(dense.conv2d_weight_gradient(grad, x, weight, self.geometry))
+
+    def bias_gradient(self, grad: Tensor) -> Tensor:
+        if self.geometry is None:
+            return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1]).sum(0)
+        return grad.sum(dim=(0, 2, 3))
+
+    def empty_gradient(self, like: Tensor) -> Tensor:
+        return torch.empty(self.shape, dtype=like.dtype, device=like.device, memory_format=self.format)
+
+    def restrict(self, gradient: Tensor) -> Tensor:
+        """A gradient made densely, with zeros where none is wanted."""
+        gradient = gradient.contiguous(memory_format=self.format)
+        if self.wanted == "all":
+            return gradient
+        return gradient.mul_((self.own_weight != 0) if self.mask is None else self.mask)
+
+    def _dense_forward(self, x: Tensor, result: Tensor) -> Tensor:
+        if self.geometry is None:
+            return dense.linear(x, self.own_weight, self.bias)
+        return result.copy_(dense.conv2d(x, self.own_weight, self.bias, self.geometry))
+
+    def _ordered(self, activations: Tensor) -> Tensor:
+        return activations.contiguous() if self.geometry is None else pixels_last(activations)
+
+
+@lru_cache(maxsize=1024)
+def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry | None) -> Convolution:
+    if geometry is None:
+        return Convolution(1, x_shape[-1], (1, x_shape[:-1].numel()), weight_shape[0])
+    conv = Convolution(
+        x_shape[0],
+        x_shape[1],
+        (x_shape[2], x_shape[3]),
+        weight_shape[0],
+        (weight_shape[2], weight_shape[3]),
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+    )
+    return conv.simplified()
