@@ -92,7 +92,7 @@ def test_a_gradient_that_lies_as_the_weight_does_is_not_copied(
     native: None, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
     """Where a dimension has one element, strides differ by name only."""
-    weight, grad = torch.randn(shape).contiguous(memory_format=torch.channels_last), torch.randn(shape)
+    weight, grad = torch.empty(shape, memory_format=torch.channels_last).normal_(), torch.randn(shape)
     assert weight.stride() != grad.stride()
     monkeypatch.setattr(Tensor, "copy_", lambda *_: pytest.fail("copied"))
     scaled, total = threshold.soft_threshold_gradients(weight, grad, 0.5, 0.0, None)
