@@ -137,7 +137,7 @@ class Compute:
         wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
         try:
             workload = _workload(layer, shape)
-            if self.fuse and not workload.linear and self.planner.considers(workload, density):
+            if self._fuses() and not workload.linear and self.planner.considers(workload, density):
                 if self._fusible is None:  # traced once a plan, and only if a convolution may run sparse
                     self._fusible = fused_convolutions(model)
                 workload = replace(workload, fused=layer.places[0].module in self._fusible)
@@ -156,7 +156,7 @@ class Compute:
                 self._routed[layer.name].passes = chosen
             else:
                 self._routed[layer.name] = _route(layer, Route(chosen, self._shapes.get(layer.name)))
-        if self.fuse and any(any(chosen) for chosen in passes.values()):
+        if self._fuses() and any(any(chosen) for chosen in passes.values()):
             if self._fused is None:
                 fused_step.install(model)
             fused_step.renew(model)
@@ -164,6 +164,10 @@ class Compute:
         elif self._fused is not None:
             fused_step.remove(self._fused)
             self._fused = None
+
+    def _fuses(self) -> bool:
+        """Without vector instructions the steps around a convolution are faster in torch: under "auto" they are left there."""
+        return self.fuse and not (self.mode == "auto" and kernels.instruction_set() == "portable")
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured and decided, in plain values; a run that goes on from it computes in the same way."""

@@ -191,11 +191,11 @@ def test_a_constant_channel_leaves_no_gradient_of_gamma(instruction_set: str, sp
     x = torch.randn(4, 3, 8, 8)
     x[:, 1] = 7.3
     weight = torch.eye(3).reshape(3, 3, 1, 1)
-    call = LayerCall(weight, None, POINTWISE, "active", None, sparse)
+    calls = [LayerCall(weight, None, POINTWISE, "active", None, sparse) for _ in range(3)]
     last = LayerCall(torch.randn(5, 3, 1, 1), None, POINTWISE, "active", None, sparse)
     gammas, betas = ([torch.ones(3).requires_grad_() for _ in range(3)] for _ in range(2))
     norms = [Norm(gamma, beta, torch.zeros(3), EPSILON) for gamma, beta in zip(gammas, betas, strict=True)]
-    first, second, alone = (conv_norm(x, None, False, call, norm)[:2] for norm in norms)
+    first, second, alone = (conv_norm(x, None, False, *each)[:2] for each in zip(calls, norms, strict=True))
     join(*first, *second, False).mul(torch.randn(4, 3, 8, 8)).sum().backward()
     through = conv_norm(*alone, True, last, Norm(None, None, torch.zeros(5), EPSILON))[:2]
     join(*through, None, None, False).mul(torch.randn(4, 5, 8, 8)).sum().backward()

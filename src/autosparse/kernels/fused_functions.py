@@ -59,7 +59,7 @@ class _ConvNorm(Function):
         raw, folded, statistics = fused_layer.forward(Value(pixels_last(x), x_folded, x_relu), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.x_relu, ctx.call = x_relu, call
-        ctx.save_for_backward(raw, statistics, x, x_folded, weight, bias, gamma)
+        ctx.save_for_backward(raw, statistics, x, x_folded, None if call.let_go() else weight, bias, gamma)
         return raw, folded, statistics
 
     @staticmethod
@@ -109,7 +109,7 @@ class _JoinConvNorm(Function):
         ctx.mark_non_differentiable(statistics)
         ctx.relu, ctx.call = relu, call
         branches = before, before_folded, None if other_folded is None else other, other_folded
-        ctx.save_for_backward(result, *branches, raw, statistics, weight, bias, gamma)
+        ctx.save_for_backward(result, *branches, raw, statistics, None if call.let_go() else weight, bias, gamma)
         return result, raw, folded, statistics
 
     @staticmethod

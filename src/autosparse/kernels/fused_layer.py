@@ -95,7 +95,8 @@ def _dense_rest(
     """The gradients that no sparse pass has made, by torch."""
     plain = fused_passes.materialise(value) if rest_weight else value.raw
     of_raw = fused_passes.materialise_gradient(grad)
-    of_x, of_weight = dense.conv2d_gradients(of_raw, plain, call.own_weight, _geometry(call), rest_x, rest_weight)
+    weight = call.own_weight if rest_x else call.weight_or_its_shape(plain)
+    of_x, of_weight = dense.conv2d_gradients(of_raw, plain, weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
         found.weight = call.restrict(of_weight)
     if of_x is not None:

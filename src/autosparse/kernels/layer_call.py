@@ -81,10 +81,11 @@ class LayerCall:
 
     def let_go(self) -> bool:
         """Forget the dense weight if no gradient needs it any more; whether it is forgotten."""
-        for_weight = self.wanted == "all" or self.sparse[WEIGHT_GRADIENT]
-        if self._compressed is not None and self.sparse[INPUT_GRADIENT] and for_weight:
+        found = self._compressed
+        for_input = self.sparse[INPUT_GRADIENT] and found is not None and found.plan.gradient_group is not None
+        if found is not None and for_input and (self.wanted == "all" or self.sparse[WEIGHT_GRADIENT]):
             self.weight = None
-            WEIGHTS.let_go(self._compressed)
+            WEIGHTS.let_go(found)
         return self.weight is None
 
     # ---- the passes --------------------------------------------------------------------------------------------------
@@ -119,8 +120,7 @@ class LayerCall:
             return result
         if self.geometry is None:
             return self.restrict(dense.linear_weight_gradient(grad, x))
-        weight = self.weight if self.weight is not None else self.empty_gradient(grad)  # of which torch reads the shape
-        return self.restrict(dense.conv2d_weight_gradient(grad, x, weight, self.geometry))
+        return self.restrict(dense.conv2d_weight_gradient(grad, x, self.weight_or_its_shape(grad), self.geometry))
 
     def bias_gradient(self, grad: Tensor) -> Tensor:
         if self.geometry is None:
@@ -129,6 +129,10 @@ class LayerCall:
 
     def empty_gradient(self, like: Tensor) -> Tensor:
         return torch.empty(self.shape, dtype=like.dtype, device=like.device, memory_format=self.format)
+
+    def weight_or_its_shape(self, like: Tensor) -> Tensor:
+        """For a gradient of the weight alone, where torch reads no more than its shape."""
+        return self.weight if self.weight is not None else self.empty_gradient(like)
 
     def restrict(self, gradient: Tensor) -> Tensor:
         """A gradient made densely, with zeros where none is wanted."""
