@@ -159,6 +159,18 @@ def test_a_form_in_use_is_not_lent_although_its_weight_is_gone() -> None:
     assert kept.find(plan(), weight(9)) is first, "the oldest that nobody uses"
 
 
+def test_weights_that_were_let_go_find_their_forms_again() -> None:
+    """As a vocabulary layer does for every chunk of tokens, and a layer whose weight nobody makes anew."""
+    kept, weights = CompressedWeights(), [weight(seed) for seed in range(3)]
+    forms = [kept.find(plan(), each) for each in weights]
+    for _ in range(3):
+        for dense, form in zip(weights, forms, strict=True):
+            kept.let_go(form)
+            assert kept.find(plan(), dense) is form
+            assert torch.equal(rebuilt(form, (20, 40)), dense)
+    assert len(kept) == 3
+
+
 def test_tensors_without_a_version_are_not_kept() -> None:
     kept = CompressedWeights()
     with torch.inference_mode():

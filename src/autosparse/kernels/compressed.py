@@ -167,7 +167,10 @@ class CompressedWeights:
         return compressed
 
     def let_go(self, compressed: Compressed) -> None:
-        """A form's weight will not be asked for again: not even a weak reference stays, which would hold a part of it."""
+        """A form's weight is hardly asked for again: not even a weak reference stays, which would hold a part of it.
+
+        If it is, the form is lent to it, and refreshed.
+        """
         with self._lock:
             kept = self._kept.get(compressed.key)
             if kept is not None and kept.compressed is compressed:
@@ -183,13 +186,14 @@ class CompressedWeights:
     def _release(self, key: Hashable, plan: Plan) -> Compressed | None:
         """Drop what is outdated; of that, the oldest form with this plan: layers of one shape follow each other in order."""
         same = self._kept.pop(key, None)
-        if same is not None and same.compressed.users:  # another weight was here, and its form is needed still
+        if same is not None and (same.compressed.users or same.is_gone()):  # it is this weight's only by its place
             same.compressed.key = object()
             self._kept[same.compressed.key] = same
             same = None
         gone = [each for each, kept in self._kept.items() if kept.is_gone() and not kept.compressed.users]
-        if same is None or same.is_gone():
-            lent = next((each for each in gone if self._kept[each].compressed.plan is plan), None)
+        if same is None:
+            fitting = (each for each in gone if self._kept[each].compressed.plan is plan)
+            lent = min(fitting, key=lambda each: self._kept[each].number, default=None)
             same = self._kept.pop(lent) if lent is not None else None
         oldest = self._count - LENDING_ROUNDS * (len(self._kept) + 1)
         for each in gone:
