@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels import threshold as native
+from autosparse.kernels.memory import within_reach
 
 THRESHOLD_FUNCTIONS = ("sigmoid", "exp", "identity")
 
@@ -21,8 +22,9 @@ def soft_threshold(
     Pruned weights receive gate * G, gate in [0, 1]: 0 is STR, 1 the straight-through estimator. With `reach`, those with
     |w| < reach receive nothing (eq. 8). A negative threshold prunes nothing.
     """
-    bound = None if reach is None else _like(reach, weight)
-    effective: Tensor = _SoftThreshold.apply(weight, _like(threshold, weight), _like(gate, weight), bound)  # type: ignore[no-untyped-call]
+    given = _like(threshold, weight), _like(gate, weight), None if reach is None else _like(reach, weight)
+    function = _NativeSoftThreshold if native.fits(weight, *given) else _SoftThreshold
+    effective: Tensor = function.apply(weight, *given)  # type: ignore[no-untyped-call]
     return effective
 
 
@@ -91,8 +93,6 @@ def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tens
 class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
-        if native.fits(weight, threshold):
-            return native.soft_threshold(weight, max(threshold.item(), 0.0))
         bound = threshold.to(weight.dtype).clamp_min(0)
         return weight - torch.minimum(torch.maximum(weight, -bound), bound)
 
@@ -103,10 +103,6 @@ class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         weight, threshold, gate, reach = ctx.saved_tensors
-        if native.fits(weight, threshold, gate, reach, grad=grad):
-            bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()
-            scaled, total = native.soft_threshold_gradients(weight, grad, bound, gate.item(), bar)
-            return scaled, torch.full_like(threshold, -total), None, None
         receives = None if reach is None else weight.abs() >= reach.to(weight.dtype)
         active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
         scaled = _gradient_map(active, gate, receives).mul_(grad)
@@ -116,6 +112,24 @@ class _SoftThreshold(torch.autograd.Function):
         if threshold.numel() == 1:
             return scaled, -signed.sum(dtype=threshold.dtype).reshape(threshold.shape), None, None
         return scaled, -signed.to(threshold.dtype).sum_to_size(threshold.shape), None, None
+
+
+class _NativeSoftThreshold(torch.autograd.Function):
+    """The same by the kernels; torch calls a function without setup_context, which only functorch needs, much faster."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight, threshold, gate, reach)
+        return native.soft_threshold(weight, max(threshold.item(), 0.0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        if torch.is_grad_enabled() or not within_reach(grad):  # gradients of gradients, and traces, need torch's operations
+            return _SoftThreshold.backward(ctx, grad)
+        weight, threshold, gate, reach = ctx.saved_tensors
+        bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()
+        scaled, total = native.soft_threshold_gradients(weight, grad, bound, gate.item(), bar)
+        return scaled, torch.full_like(threshold, -total), None, None
 
 
 class _GatedMask(torch.autograd.Function):

@@ -11,6 +11,9 @@ from autosparse import functional
 from autosparse.tensors import assign, kth_smallest, split_at, whole
 
 
+NARROW = (torch.float16, torch.bfloat16)
+
+
 class SparseParametrization(nn.Module):
     """Base: a gate (what pruned weights receive of their gradient) and the set of active weights."""
 
@@ -57,6 +60,15 @@ class SparseParametrization(nn.Module):
     def threshold_values(self) -> Tensor | None:
         """The pruning thresholds in units of the weight, if the method has any."""
         return None
+
+    def refuse_narrow(self, layer: str) -> None:
+        """What the method learns or steers must not have been cast to half precision."""
+        for name, value in (*self._parameters.items(), ("threshold", self._buffers.get("threshold"))):
+            if value is not None and value.dtype in NARROW:
+                raise RuntimeError(
+                    f"{layer}: {name} was cast to {value.dtype}: its small changes would be rounded away; "
+                    "cast the model before sparsify"
+                )
 
 
 def _note_eager_call(module: nn.Module, *_: object) -> None:

@@ -325,13 +325,8 @@ class Sparsifier:
             layer.parametrization.open_gate(0.0 if held else gate)
 
     def _before_step(self) -> bool:
-        shared = {f"{each.name}: threshold": getattr(each.parametrization, "threshold", None) for each in self.layers}
-        for name, threshold in {**shared, **self._named_thresholds()}.items():
-            if threshold is not None and torch.finfo(threshold.dtype).bits < 32:
-                raise RuntimeError(
-                    f"{name} was cast to {threshold.dtype}: its small changes would be rounded away; "
-                    "cast the model before sparsify"
-                )
+        for layer in self.layers:
+            layer.parametrization.refuse_narrow(layer.name)
         if not self._checked_first_step:
             self._check_first_step()
         self._take_profile()

@@ -99,3 +99,15 @@ def test_a_gradient_that_lies_as_the_weight_does_is_not_copied(
     expected = grad * (weight.abs() > 0.5)
     assert torch.equal(scaled, expected)
     assert total == pytest.approx(float((expected.double() * weight.sign()).sum()))
+
+
+def test_gradients_of_gradients_go_through(native: None) -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        weight = torch.tensor([0.5, -0.3, 0.1, -0.9], dtype=dtype, requires_grad=True)
+        at = torch.tensor([0.2], dtype=dtype, requires_grad=True)
+        (first,) = torch.autograd.grad(soft_threshold(weight, at, 0.5).pow(3).sum(), weight, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), (weight, at)))
+    for single, double in zip(*found, strict=True):
+        assert torch.allclose(single.double(), double)
+    assert torch.allclose(found[0][0], torch.tensor([1.8, -0.6, 0.0, -4.2]))  # 6 (|w| - T) sign(w) where active

@@ -35,10 +35,14 @@ def same_order(first: Tensor, second: Tensor) -> bool:
 
 def within_reach(*tensors: Tensor | None) -> bool:
     """Whether these tensors have memory here and now: they are not traced, recorded, or of a kind of their own."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and all(each is None or type(each) in (Tensor, nn.Parameter) for each in tensors)
-    )
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return False
+    for each in tensors:  # a plain loop: this is asked several times a layer
+        if each is not None and type(each) is not Tensor and type(each) is not nn.Parameter:
+            return False
+    return True

@@ -13,16 +13,14 @@ SLICE = 16384  # threshold.h: kThresholdSlice
 NO_REACH = -1.0  # every weight is at least as large
 
 
-def fits(weight: Tensor, *others: Tensor | None, grad: Tensor | None = None) -> bool:
+def fits(weight: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels can be called on these memories: plain float32 on the CPU, the others single numbers."""
-    return (
-        within_reach(weight, grad, *others)
-        and weight.dtype is torch.float32
-        and weight.device.type == "cpu"
-        and all(each is None or each.numel() == 1 for each in others)
-        and available()
-        and is_filled(weight)
-    )
+    if not within_reach(weight, *others) or weight.dtype is not torch.float32 or not weight.is_cpu or not available():
+        return False
+    for each in others:
+        if each is not None and each.numel() != 1:
+            return False
+    return is_filled(weight)
 
 
 def soft_threshold(weight: Tensor, threshold: float) -> Tensor:
