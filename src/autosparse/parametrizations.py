@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from autosparse import functional
 from autosparse.tensors import assign, kth_smallest, split_at, whole
 
-
 NARROW = (torch.float16, torch.bfloat16)
 
 

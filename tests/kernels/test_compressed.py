@@ -45,11 +45,12 @@ def transposed(held: Compressed, threads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rebuilt(held: Compressed, shape: tuple[int, int]) -> Tensor:
-    """The dense weight again, from rows, columns and values; for a plan of one block."""
-    dense = torch.zeros(shape)
+    """The dense weight again, from rows, offsets and values; for a plan of one block."""
+    dense, offsets = torch.zeros(shape), held.entries.part(0, 2 * held.nonzeros).tensor()[::2].long()
+    columns = held.plan.slots[offsets // held.plan.forward_group.window.lanes, 0].long()
     for row in range(shape[0]):
         begin, end = held.row_start.tensor()[row : row + 2].tolist()
-        dense[row, held.columns.tensor()[begin:end].long()] = values(held)[begin:end]
+        dense[row, columns[begin:end]] = values(held)[begin:end]
     return dense
 
 
@@ -121,10 +122,10 @@ def test_a_new_weight_in_old_memory_is_a_new_weight() -> None:
 def test_layers_of_one_shape_find_their_own_patterns_again() -> None:
     kept = CompressedWeights()
     first = [weight(seed) for seed in range(3)]
-    patterns = [kept.find(plan(), each).columns.data_ptr() for each in first]
+    patterns = [kept.find(plan(), each).entries.data_ptr() for each in first]
     second = [2 * each for each in first]
     del first
-    assert [kept.find(plan(), each).columns.data_ptr() for each in second] == patterns
+    assert [kept.find(plan(), each).entries.data_ptr() for each in second] == patterns
 
 
 def test_another_pattern_goes_into_the_same_memory_if_it_fits() -> None:

@@ -31,7 +31,7 @@ class Compressed:
     def __init__(self, plan: Plan, dense: Tensor, threads: int) -> None:
         self.plan = plan
         self.row_start = Words(plan.compressed_rows + 1)
-        self._memory = Words(0)
+        self.entries = Words(0)  # with room for some more than there are
         self.key: Hashable = None  # where it is kept
         self.users: WeakSet[object] = WeakSet()  # who needs these values still, whether or not the dense weight is there
         self.fill(dense, threads)
@@ -48,12 +48,9 @@ class Compressed:
         if found < 0:
             raise ValueError("the weight has more non-zeros than the sparse kernels can count (2**31 - 1); compute it densely")
         self.nonzeros = int(found)
-        room = self._memory.count // (ENTRY_WORDS + 1)
+        room = self.entries.count // ENTRY_WORDS
         if not self.nonzeros <= room <= 2 * self.nonzeros:
-            room = self.nonzeros + self.nonzeros // SPARE
-            self._memory = Words(room * (ENTRY_WORDS + 1))
-        self.entries = self._memory.part(0, ENTRY_WORDS * self.nonzeros)
-        self.columns = self._memory.part(ENTRY_WORDS * room, self.nonzeros)
+            self.entries = Words(ENTRY_WORDS * (self.nonzeros + self.nonzeros // SPARE))
         compress(
             byref(self.plan.layout),
             dense.data_ptr(),
@@ -61,7 +58,6 @@ class Compressed:
             threads,
             self.row_start.data_ptr(),
             self.entries.data_ptr(),
-            self.columns.data_ptr(),
         )
         self._transposed: tuple[Words, Words, Words | None] | None = None
         self._transposed_is_fresh = False
@@ -71,10 +67,10 @@ class Compressed:
         """Take the values of another weight with the same pattern; False, and unusable, if the pattern differs."""
         same = kernels().table.refresh(
             byref(self.plan.layout),
+            self.plan.slots.data_ptr(),
             dense.data_ptr(),
             threads,
             self.row_start.data_ptr(),
-            self.columns.data_ptr(),
             self.entries.data_ptr(),
         )
         self._transposed_is_fresh = False
@@ -109,9 +105,8 @@ class Compressed:
         kernels().table.transpose(
             byref(self.plan.layout),
             byref(target),
-            self.plan.transposed_columns.data_ptr(),
+            self.plan.slots.data_ptr(),
             self.row_start.data_ptr(),
-            self.columns.data_ptr(),
             self.entries.data_ptr(),
             threads,
             scratch(TRANSPOSED_COUNTS, threads * target.compressed_rows).data_ptr(),

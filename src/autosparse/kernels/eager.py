@@ -22,8 +22,8 @@ def run(x: Tensor, call: LayerCall) -> Tensor:
 class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, call: LayerCall) -> Tensor:
+        ctx.call, ctx.sum = call, getattr(call.own_weight, "gradient_sum", None)
         result = call.forward(x)
-        ctx.call = call
         ctx.save_for_backward(x, None if call.let_go() else weight, mask)
         return result
 
@@ -35,8 +35,19 @@ class _Layer(Function):
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         return (
             call.input_gradient(grad, x) if for_x else None,
-            call.weight_gradient(grad, x) if for_weight else None,
+            _weight_gradient(call, grad, x, ctx.sum) if for_weight else None,
             call.bias_gradient(grad) if for_bias else None,
             None,
             None,
         )
+
+
+def _weight_gradient(call: LayerCall, grad: Tensor, x: Tensor, gradient_sum: Any) -> Tensor | None:
+    """Who calls a layer many times with one weight may give that weight a `gradient_sum` with a `total`, at first None.
+
+    The gradients are then added up there, where they are made: there is never a second one beside the sum.
+    """
+    if gradient_sum is None:
+        return call.weight_gradient(grad, x)
+    gradient_sum.total = call.weight_gradient(grad, x, gradient_sum.total)
+    return None

@@ -113,14 +113,18 @@ class LayerCall:
             return result.copy_(dense.linear_input_gradient(grad, self.own_weight))
         return result.copy_(dense.conv2d_input_gradient(grad, x, self.own_weight, self.geometry))
 
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+    def weight_gradient(self, grad: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
+        """A new tensor, or `into` with the gradient added to it."""
         if self.skips(WEIGHT_GRADIENT, x):
-            result = self.empty_gradient(grad)
-            passes.weight_gradient(self.pattern(x.shape), self._ordered(x), self._ordered(grad), result)
+            result = self.empty_gradient(grad) if into is None else into
+            ordered = self._ordered(x), self._ordered(grad)
+            passes.weight_gradient(self.pattern(x.shape), *ordered, result, adds=into is not None)
             return result
         if self.geometry is None:
-            return self.restrict(dense.linear_weight_gradient(grad, x))
-        return self.restrict(dense.conv2d_weight_gradient(grad, x, self.weight_or_its_shape(grad), self.geometry))
+            found = self.restrict(dense.linear_weight_gradient(grad, x))
+        else:
+            found = self.restrict(dense.conv2d_weight_gradient(grad, x, self.weight_or_its_shape(grad), self.geometry))
+        return found if into is None else into.add_(found)
 
     def bias_gradient(self, grad: Tensor) -> Tensor:
         if self.geometry is None:

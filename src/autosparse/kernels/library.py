@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 7
+INTERFACE_VERSION = 8
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -117,13 +117,13 @@ class KernelTable(Structure):
         ("fold_statistics", _function(_INT, _INT, _INT, _ARRAY, _ARRAY, _DOUBLE, *[_ARRAY] * 4)),
         ("track_statistics", _function(None, _INT, _INT, _ARRAY, _DOUBLE, _ARRAY, _ARRAY)),
         ("fold_gradients", _function(None, _INT, _INT, *[_ARRAY] * 6)),
-        ("scatter", _function(None, _LAYOUT, *[_ARRAY] * 3, _INT, _INT, _ARRAY)),
+        ("scatter", _function(None, _LAYOUT, *[_ARRAY] * 4, _INT, _INT, _INT, _ARRAY)),
         ("count_weight", _function(_INT, _LAYOUT, _ARRAY, _INT, _ARRAY)),
         ("count_mask", _function(_INT, _LAYOUT, _ARRAY, _INT, _ARRAY)),
-        ("compress_weight", _function(None, _LAYOUT, _ARRAY, _ARRAY, _INT, *[_ARRAY] * 3)),
-        ("compress_mask", _function(None, _LAYOUT, _ARRAY, _ARRAY, _INT, *[_ARRAY] * 3)),
-        ("refresh", _function(_INT, _LAYOUT, _ARRAY, _INT, *[_ARRAY] * 3)),
-        ("transpose", _function(None, _LAYOUT, _TARGET, *[_ARRAY] * 4, _INT, *[_ARRAY] * 4)),
+        ("compress_weight", _function(None, _LAYOUT, _ARRAY, _ARRAY, _INT, _ARRAY, _ARRAY)),
+        ("compress_mask", _function(None, _LAYOUT, _ARRAY, _ARRAY, _INT, _ARRAY, _ARRAY)),
+        ("refresh", _function(_INT, _LAYOUT, _ARRAY, _ARRAY, _INT, _ARRAY, _ARRAY)),
+        ("transpose", _function(None, _LAYOUT, _TARGET, *[_ARRAY] * 3, _INT, *[_ARRAY] * 4)),
         ("refresh_transposed", _function(None, _INT, _ARRAY, _ARRAY, _INT, _ARRAY)),
         ("soft_threshold", _function(None, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
         ("soft_threshold_gradients", _function(_DOUBLE, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+_PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
+
 
 def weight_format(weight: Tensor) -> torch.memory_format:
     """The memory order in which a weight is read and its gradient is returned."""
@@ -42,7 +44,4 @@ def within_reach(*tensors: Tensor | None) -> bool:
         or torch._C._are_functorch_transforms_active()
     ):
         return False
-    for each in tensors:  # a plain loop: this is asked several times a layer
-        if each is not None and type(each) is not Tensor and type(each) is not nn.Parameter:
-            return False
-    return True
+    return _PLAIN.issuperset(map(type, tensors))

@@ -57,10 +57,11 @@ def input_gradient(compressed: Compressed, grad: Tensor, target: Tensor) -> None
         )
 
 
-def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: Tensor) -> None:
-    """target = the gradient of the weight at the positions of a pattern, zero elsewhere."""
+def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: Tensor, adds: bool = False) -> None:
+    """target = the gradient of the weight at the positions of a pattern, zero elsewhere; or it is added to the target."""
     if pattern.nonzeros == 0:
-        target.zero_()
+        if not adds:
+            target.zero_()
         return
     plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
     parts = row_parts(plan.forward_group, threads, using.lanes)
@@ -79,17 +80,19 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         scratch(TILES, threads * using.table.weight_gradient_scratch(native, parts)).data_ptr(),
         sums.data_ptr(),
     )
-    scatter(pattern, sums, slices, target)
+    scatter(pattern, sums, slices, target, adds)
 
 
-def scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor) -> None:
-    """target = the slices' sums at the positions of a pattern, zero elsewhere."""
+def scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor, adds: bool = False) -> None:
+    """target = the slices' sums at the positions of a pattern, zero elsewhere; or they are added to what it holds."""
     kernels().table.scatter(
         byref(pattern.plan.layout),
+        pattern.plan.slots.data_ptr(),
         pattern.row_start.data_ptr(),
-        pattern.columns.data_ptr(),
+        pattern.entries.data_ptr(),
         sums.data_ptr(),
         slices,
+        int(adds),
         torch.get_num_threads(),
         target.data_ptr(),
     )

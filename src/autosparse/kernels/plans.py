@@ -33,10 +33,10 @@ class Plan:
     forward_group: PassGroup
     layout: WeightLayout
     column_offsets: Tensor
+    slots: Tensor
     gradient: tuple[PreparedPass, ...]
     gradient_group: PassGroup | None
     transposed_layout: TransposedLayout
-    transposed_columns: Tensor
 
     @property
     def compressed_rows(self) -> int:
@@ -69,7 +69,7 @@ def _plan(conv: Convolution, channels_last: bool, using: Kernels) -> Plan:
     forward = forward_group(conv, using.lanes, using.max_vectors)
     gradient = gradient_group(conv, using.lanes, using.max_vectors)
     layout = WeightLayout(conv.out_channels, conv.in_channels, conv.taps, forward.block_channels, int(channels_last))
-    offsets, phases = _forward_columns(conv, forward), _transposed_columns(conv, gradient)
+    offsets = _forward_columns(conv, forward)
     rows = _transposed_phases(conv, gradient) * gradient.blocks * conv.in_channels if gradient else 0
     return Plan(
         conv,
@@ -77,6 +77,7 @@ def _plan(conv: Convolution, channels_last: bool, using: Kernels) -> Plan:
         forward,
         layout,
         _memory_order(offsets, channels_last),
+        _slots(conv, forward, gradient, offsets, channels_last),
         tuple(_prepare(gradient, grid) for grid in gradient.grids) if gradient else (),
         gradient,
         TransposedLayout(
@@ -85,7 +86,6 @@ def _plan(conv: Convolution, channels_last: bool, using: Kernels) -> Plan:
             gradient.block_channels if gradient else 1,
             gradient.window.channel_stride if gradient else 0,
         ),
-        _memory_order(phases, channels_last),
     )
 
 
@@ -113,19 +113,30 @@ def _transposed_phases(conv: Convolution, group: PassGroup) -> int:
     return len(group.grids) + int(sum(len(grid.taps) for grid in group.grids) < conv.taps)
 
 
-def _transposed_columns(conv: Convolution, group: PassGroup | None) -> Tensor:
-    """[channels, taps, 2]: a column's first row in the transposed weight, and its tap's offset in a packed tile."""
-    found = torch.zeros(conv.in_channels, conv.taps, 2, dtype=torch.int64)
+def _slots(conv: Convolution, forward: PassGroup, gradient: PassGroup | None, offsets: Tensor, channels_last: bool) -> Tensor:
+    """interface.h: Slot. [vectors of a packed tile, 3]; of vectors that no weight reads nothing is said."""
+    channels, taps = torch.arange(forward.block_channels)[:, None], torch.arange(conv.taps)
+    rows, tap_offsets = _transposed_taps(conv, gradient)
+    found = torch.zeros(forward.block_channels * forward.window.channel_stride // forward.window.lanes, 3, dtype=torch.int32)
+    read = offsets[: forward.block_channels].long() // forward.window.lanes
+    found[read, 0] = (taps * conv.in_channels + channels if channels_last else channels * conv.taps + taps).to(torch.int32)
+    found[read, 1] = (rows + channels).to(torch.int32)
+    found[read, 2] = tap_offsets.to(torch.int32)
+    return found
+
+
+def _transposed_taps(conv: Convolution, group: PassGroup | None) -> tuple[Tensor, Tensor]:
+    """For each tap, the transposed row of channel 0 and the tap's offset in a packed tile of the input gradient."""
+    rows, offsets = torch.zeros(conv.taps, dtype=torch.int64), torch.zeros(conv.taps, dtype=torch.int64)
     if group is None:
-        return found.to(torch.int32)
+        return rows, offsets
     per_phase = group.blocks * conv.in_channels
-    found[..., 0] = len(group.grids) * per_phase  # taps that no input pixel reaches go into rows that no pass reads
+    rows[:] = len(group.grids) * per_phase  # taps that no input pixel reaches go into rows that no pass reads
     for phase, grid in enumerate(group.grids):
         for tap in grid.taps:
-            found[:, tap.index, 0] = phase * per_phase
-            found[:, tap.index, 1] = group.window.offset(tap.row, tap.col)
-    found[..., 0] += torch.arange(conv.in_channels)[:, None]
-    return found.to(torch.int32)
+            rows[tap.index] = phase * per_phase
+            offsets[tap.index] = group.window.offset(tap.row, tap.col)
+    return rows, offsets
 
 
 def _memory_order(columns: Tensor, channels_last: bool) -> Tensor:

@@ -17,10 +17,7 @@ def fits(weight: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels can be called on these memories: plain float32 on the CPU, the others single numbers."""
     if not within_reach(weight, *others) or weight.dtype is not torch.float32 or not weight.is_cpu or not available():
         return False
-    for each in others:
-        if each is not None and each.numel() != 1:
-            return False
-    return is_filled(weight)
+    return is_filled(weight) and all(each is None or each.numel() == 1 for each in others)
 
 
 def soft_threshold(weight: Tensor, threshold: float) -> Tensor:

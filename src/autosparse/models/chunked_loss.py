@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,12 +42,30 @@ def chunked_cross_entropy(
     kept = wanted != ignore_index
     with parametrize.cached():  # a parametrized weight is made once, not for every chunk
         weight, bias = layer.weight, layer.bias
-        summed, gradients = _by_chunks(states, layer, wanted, kept, label_smoothing, chunk, [weight, bias])
+        with _gradient_sum(weight) as collected:
+            summed, gradients = _by_chunks(states, layer, wanted, kept, label_smoothing, chunk, [weight, bias])
     total: Tensor = summed
     if gradients:
+        gradients[1] = _add(gradients[1], collected.total)
         inputs = [each for each in (states, weight, bias) if each is not None]
         total = _WithGradients.apply(summed, gradients, *inputs)  # type: ignore[no-untyped-call]
     return total / kept.sum() if reduction == "mean" else total
+
+
+class _GradientSum:
+    """Sparse layers add the weight's gradients here (kernels/eager.py) and give none; other layers give theirs."""
+
+    total: Tensor | None = None
+
+
+@contextmanager
+def _gradient_sum(weight: Tensor) -> Iterator[_GradientSum]:
+    collected = _GradientSum()
+    weight.gradient_sum = collected  # type: ignore[attr-defined]
+    try:
+        yield collected
+    finally:
+        del weight.gradient_sum  # type: ignore[attr-defined]
 
 
 def _by_chunks(
@@ -75,15 +95,18 @@ def _by_chunks(
         needed = [each for each in (piece, *given) if each.requires_grad]
         if not wanted or not needed:
             continue
-        found = iter(torch.autograd.grad(logits, needed, gradient))
+        found = iter(torch.autograd.grad(logits, needed, gradient, allow_unused=True))
         del logits, gradient
         if for_states is not None:
             for_states[rows] = next(found)
         for place, each in enumerate(given):
             if each.requires_grad:
-                more, known = next(found), sums[place]
-                sums[place] = more if known is None else known.add_(more)
+                sums[place] = _add(sums[place], next(found))
     return total, [for_states, *sums] if wanted else []
+
+
+def _add(known: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if known is None else known if more is None else known.add_(more)
 
 
 def _loss(logits: Tensor, targets: Tensor, kept: Tensor, smoothing: float) -> Tensor:

@@ -1,7 +1,7 @@
 // Compressed weights: the non-zeros of a dense weight row by row, one group of rows for every block of input channels.
 //
 // row_start[block * rows + row] is the first entry of a row within a block. An entry's offset says where its input lies in
-// a packed tile; `columns` says where it came from, so that values can be taken anew and gradients put back.
+// a packed tile, and by that where it came from (Slot), so that values can be taken anew and gradients put back.
 #pragma once
 
 #include <omp.h>
@@ -30,6 +30,15 @@ static inline Stretch find_stretch(const WeightLayout& layout, int64_t block, in
     }
     return {first * layout.taps, channels * layout.taps};
 }
+
+// The slot that an entry of the first block reads; those of later blocks are as far behind as their channels.
+template <class Simd>
+const Slot& slot_of(const Slot* slots, const Entry& entry) {
+    return slots[static_cast<uint32_t>(entry.offset) / Simd::lanes];
+}
+
+// How far behind the first block's columns those of another block lie.
+static inline int64_t first_column(const WeightLayout& layout, int64_t block) { return find_stretch(layout, block, 0).begin; }
 
 // Bit i is set where from[i] is not zero, i < count <= 64.
 template <class Simd>
@@ -109,7 +118,7 @@ static inline float value_of(uint8_t) { return 0.0f; }  // a mask has a pattern 
 
 template <class Simd, class Value>
 void compress(const WeightLayout* given, const Value* weight, const int32_t* column_offsets, int64_t threads,
-              const int32_t* row_start, Entry* entries, int32_t* columns) {
+              const int32_t* row_start, Entry* entries) {
     const WeightLayout layout = *given;
     const int64_t blocks = count_blocks(layout), size = layout.channels * layout.taps;
 #pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads))
@@ -118,17 +127,15 @@ void compress(const WeightLayout* given, const Value* weight, const int32_t* col
         for (int64_t block = 0; block < blocks; ++block) {
             int64_t next = row_start[block * layout.rows + row];
             for_each_nonzero<Simd>(layout, values, block, [&](int64_t column) {
-                entries[next] = {column_offsets[column], value_of(values[column])};
-                columns[next] = static_cast<int32_t>(column);
-                ++next;
+                entries[next++] = {column_offsets[column], value_of(values[column])};
             });
         }
     }
 }
 
 template <class Simd>
-int64_t refresh(const WeightLayout* given, const float* weight, int64_t threads, const int32_t* row_start,
-                const int32_t* columns, Entry* entries) {
+int64_t refresh(const WeightLayout* given, const Slot* slots, const float* weight, int64_t threads,
+                const int32_t* row_start, Entry* entries) {
     const WeightLayout layout = *given;
     const int64_t blocks = count_blocks(layout), size = layout.channels * layout.taps;
     int64_t changed = 0;
@@ -139,8 +146,9 @@ int64_t refresh(const WeightLayout* given, const float* weight, int64_t threads,
             const int64_t begin = row_start[block * layout.rows + row], end = row_start[block * layout.rows + row + 1];
             // As many non-zeros as before, and all in the old places: the same pattern.
             changed += count_row<Simd>(layout, values, block) != end - begin;
+            const float* first = values + first_column(layout, block);
             for (int64_t k = begin; k < end; ++k) {
-                entries[k].value = values[columns[k]];
+                entries[k].value = first[slot_of<Simd>(slots, entries[k]).column];
                 changed += entries[k].value == 0.0f;
             }
         }
@@ -149,23 +157,26 @@ int64_t refresh(const WeightLayout* given, const float* weight, int64_t threads,
 }
 
 template <class Simd>
-void scatter(const WeightLayout* given, const int32_t* row_start, const int32_t* columns, const float* sums, int64_t slices,
-             int64_t threads, float* gradient) {
+void scatter(const WeightLayout* given, const Slot* slots, const int32_t* row_start, const Entry* entries, const float* sums,
+             int64_t slices, int64_t adds, int64_t threads, float* gradient) {
     const WeightLayout layout = *given;
     const int64_t blocks = count_blocks(layout), size = layout.channels * layout.taps;
     const int64_t count = row_start[blocks * layout.rows];
 #pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads))
     for (int64_t row = 0; row < layout.rows; ++row) {
         float* values = gradient + row * size;
-        std::memset(values, 0, size * sizeof(float));
+        if (!adds) {
+            std::memset(values, 0, size * sizeof(float));
+        }
         for (int64_t block = 0; block < blocks; ++block) {
+            float* first = values + first_column(layout, block);
             const int64_t end = row_start[block * layout.rows + row + 1];
             for (int64_t k = row_start[block * layout.rows + row]; k < end; ++k) {
                 float sum = sums[k];
                 for (int64_t slice = 1; slice < slices; ++slice) {
                     sum += sums[slice * count + k];
                 }
-                values[columns[k]] = sum;
+                first[slot_of<Simd>(slots, entries[k]).column] += sum;
             }
         }
     }

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 7;
+constexpr int32_t kInterfaceVersion = 8;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -90,10 +90,12 @@ struct WeightLayout {
     int64_t channels_last;                     // 1: a row is [taps][channels]; 0: [channels][taps]
 };
 
-// Where a column of the dense weight goes in the transposed compressed weight.
-struct TransposedColumn {
-    int32_t first_row;                         // the compressed row for the first block of output channels
-    int32_t tap_offset;
+// What a vector of a packed tile says of the weights that read it: the offset of an entry leads to it, so that nothing
+// else is kept of where the entry came from. All for the first block of input channels.
+struct Slot {
+    int32_t column;                            // position within the dense row
+    int32_t transposed_row;                    // row of the transposed weight, for its first block of output channels
+    int32_t tap_offset;                        // the tap's part of an offset there
 };
 
 struct TransposedLayout {
@@ -164,30 +166,30 @@ struct KernelTable {
     void (*fold_gradients)(int64_t channels, int64_t pixels, const float* sums, const double* statistics,
                            const float* gamma, float* grad_gamma, float* grad_beta, float* coefficients);
 
-    // Adds the slices and writes them to their places in a dense gradient; zero elsewhere.
-    void (*scatter)(const WeightLayout*, const int32_t* row_start, const int32_t* columns, const float* sums,
-                    int64_t slices, int64_t threads, float* gradient);
+    // Adds the slices and writes them to their places in a dense gradient, zero elsewhere; or adds them to what is there.
+    void (*scatter)(const WeightLayout*, const Slot*, const int32_t* row_start, const Entry* entries, const float* sums,
+                    int64_t slices, int64_t adds, int64_t threads, float* gradient);
 
     // Fills row_start[blocks * rows + 1] from the non-zeros of a weight or of a mask; returns their number, or -1 if it
     // does not fit into int32.
     int64_t (*count_weight)(const WeightLayout*, const float* weight, int64_t threads, int32_t* row_start);
     int64_t (*count_mask)(const WeightLayout*, const uint8_t* mask, int64_t threads, int32_t* row_start);
 
-    // Fills entries and columns (position within the dense row) for a counted row_start.
+    // Fills the entries for a counted row_start.
     void (*compress_weight)(const WeightLayout*, const float* weight, const int32_t* column_offsets, int64_t threads,
-                            const int32_t* row_start, Entry* entries, int32_t* columns);
+                            const int32_t* row_start, Entry* entries);
     void (*compress_mask)(const WeightLayout*, const uint8_t* mask, const int32_t* column_offsets, int64_t threads,
-                          const int32_t* row_start, Entry* entries, int32_t* columns);
+                          const int32_t* row_start, Entry* entries);
 
     // Takes new values into an old pattern. Returns 0, with the entries unusable, if the pattern has changed.
-    int64_t (*refresh)(const WeightLayout*, const float* weight, int64_t threads, const int32_t* row_start,
-                       const int32_t* columns, Entry* entries);
+    int64_t (*refresh)(const WeightLayout*, const Slot*, const float* weight, int64_t threads, const int32_t* row_start,
+                       Entry* entries);
 
     // The same weights by input channel. counts: scratch, [threads][compressed_rows]. source[k]: the entry that
     // transposed entry k was made from; may be null.
-    void (*transpose)(const WeightLayout*, const TransposedLayout*, const TransposedColumn*, const int32_t* row_start,
-                      const int32_t* columns, const Entry* entries, int64_t threads, int32_t* counts,
-                      int32_t* transposed_start, Entry* transposed, int32_t* source);
+    void (*transpose)(const WeightLayout*, const TransposedLayout*, const Slot*, const int32_t* row_start,
+                      const Entry* entries, int64_t threads, int32_t* counts, int32_t* transposed_start, Entry* transposed,
+                      int32_t* source);
     void (*refresh_transposed)(int64_t count, const Entry* entries, const int32_t* source, int64_t threads,
                                Entry* transposed);
 

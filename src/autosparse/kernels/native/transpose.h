@@ -9,7 +9,7 @@
 #include "compress.h"
 #include "interface.h"
 
-// Where the entries of one output channel go: added to what the column says.
+// Where the entries of one output channel go: added to what the slot says.
 struct ChannelPlace {
     int64_t row, offset;
 };
@@ -19,9 +19,9 @@ static inline ChannelPlace place_channel(const TransposedLayout& target, int64_t
 }
 
 template <class Simd>
-void transpose(const WeightLayout* given, const TransposedLayout* given_target, const TransposedColumn* column_places,
-               const int32_t* row_start, const int32_t* columns, const Entry* entries, int64_t threads, int32_t* counts,
-               int32_t* transposed_start, Entry* transposed, int32_t* source) {
+void transpose(const WeightLayout* given, const TransposedLayout* given_target, const Slot* slots, const int32_t* row_start,
+               const Entry* entries, int64_t threads, int32_t* counts, int32_t* transposed_start, Entry* transposed,
+               int32_t* source) {
     const WeightLayout layout = *given;
     const TransposedLayout target = *given_target;
     const int64_t blocks = count_blocks(layout);
@@ -34,9 +34,10 @@ void transpose(const WeightLayout* given, const TransposedLayout* given_target, 
         for (int64_t row = share_begin(layout.rows, shares, share); row < share_begin(layout.rows, shares, share + 1); ++row) {
             const ChannelPlace place = place_channel(target, row);
             for (int64_t block = 0; block < blocks; ++block) {
+                int32_t* rows = mine + place.row + block * layout.block_channels;
                 const int64_t end = row_start[block * layout.rows + row + 1];
                 for (int64_t k = row_start[block * layout.rows + row]; k < end; ++k) {
-                    ++mine[column_places[columns[k]].first_row + place.row];
+                    ++rows[slot_of<Simd>(slots, entries[k]).transposed_row];
                 }
             }
         }
@@ -58,11 +59,12 @@ void transpose(const WeightLayout* given, const TransposedLayout* given_target, 
         for (int64_t row = share_begin(layout.rows, shares, share); row < share_begin(layout.rows, shares, share + 1); ++row) {
             const ChannelPlace place = place_channel(target, row);
             for (int64_t block = 0; block < blocks; ++block) {
+                int32_t* rows = mine + place.row + block * layout.block_channels;
                 const int64_t end = row_start[block * layout.rows + row + 1];
                 for (int64_t k = row_start[block * layout.rows + row]; k < end; ++k) {
-                    const TransposedColumn column = column_places[columns[k]];
-                    const int32_t to = mine[column.first_row + place.row]++;
-                    transposed[to] = {static_cast<int32_t>(column.tap_offset + place.offset), entries[k].value};
+                    const Slot& slot = slot_of<Simd>(slots, entries[k]);
+                    const int32_t to = rows[slot.transposed_row]++;
+                    transposed[to] = {static_cast<int32_t>(slot.tap_offset + place.offset), entries[k].value};
                     if (source != nullptr) {
                         source[to] = static_cast<int32_t>(k);
                     }
