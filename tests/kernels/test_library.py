@@ -41,6 +41,7 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_library_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(library.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(library.VARIABLE, raising=False)
     library.load.cache_clear()
     assert not kernels.available()
     reason = kernels.why_not()
@@ -55,6 +56,7 @@ def test_a_missing_library_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, 
 def test_a_library_of_another_machine_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / library.FILE_NAME).write_bytes(b"\x7fELF of some other processor")
     monkeypatch.setenv(library.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(library.VARIABLE, raising=False)
     library.load.cache_clear()
     reason = kernels.why_not()
     assert reason is not None
