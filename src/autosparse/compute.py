@@ -182,6 +182,8 @@ class Compute:
 
     def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
         """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""
+        if self.planner is None and self.mode == "auto":  # nothing is measured, but ranks that can measure ask all others
+            self.first_plans = state["first_plans"]
         if self.planner is None or state["planner"] is None:
             return
         # ranks plan together or not at all: in a group each takes what was saved
