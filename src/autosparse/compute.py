@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import MethodType
 from typing import Any
 
@@ -24,7 +25,6 @@ from autosparse.tensors import from_first_rank, leads, ranks
 
 MODES = ("auto", "dense", "sparse")
 SPARSE = Passes(True, True, True)
-FIRST_PLANS = 2  # the first begins to watch the shapes of inputs, after the second step they are known
 COUNTED = "dense compute with torch: the zeros are counted, not skipped"
 
 
@@ -74,11 +74,10 @@ class Compute:
         self.mode = "dense"
         self.fuse = True  # batch norms, ReLUs and residual sums with the convolutions around them
         self.planner: Planner | None = None
-        self.first_plans = 0  # still to come, one after each step
+        self.first_plan_is_due = False  # after the coming step, when the shapes of inputs are known
         self._shapes: dict[str, torch.Size] = {}
         self._routed: dict[str, Route] = {}
         self._fused: nn.Module | None = None
-        self._fusible: set[nn.Module] | None = None
 
     def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module) -> None:
         """Begin anew in a mode."""
@@ -87,15 +86,19 @@ class Compute:
         if mode == "sparse" and not kernels.available():
             raise RuntimeError(f'the sparse kernels cannot run here: {kernels.why_not()}; use "auto" or "dense"')
         self._follow({}, layers, model)
-        self.mode, self._shapes, self.planner, self.first_plans = mode, {}, None, 0
+        for layer in layers:
+            _unwatch(layer)
+        self.mode, self._shapes, self.planner, self.first_plan_is_due = mode, {}, None, mode == "auto"
         if mode == "sparse":
             self._follow({layer.name: SPARSE for layer in layers if fits(layer)}, layers, model)
             if not self._routed:
                 raise RuntimeError(
                     "no sparsified layer is a float32 Linear or ungrouped Conv2d on the CPU: nothing can run sparse"
                 )
-        elif mode == "auto":
-            self.planner, self.first_plans = Planner() if kernels.available() else None, FIRST_PLANS
+        elif mode == "auto" and kernels.available():
+            self.planner = Planner()
+            for layer in layers:
+                _watch(layer)
 
     def plan(self, layers: Sequence[Layer], densities: Sequence[float], model: nn.Module, rare: bool = False) -> None:
         """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
@@ -104,52 +107,61 @@ class Compute:
         """
         if self.mode != "auto":
             return
-        self.first_plans = max(0, self.first_plans - 1)
+        self.first_plan_is_due = False
         if layers[0].stored.device.type != "cpu":
             return
-        self._shapes = self._seen()
+        self._know(self._seen(layers), layers)
         found = {}
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
+            fusible = cache(partial(fused_convolutions, model))  # traced once, and only if a convolution may run sparse
             for layer, density in zip(layers, densities, strict=True):
-                if layer.name in self._routed or (layer.parametrization.ran_eagerly and fits(layer)):
-                    found[layer.name] = self._decide(layer, density, model, rare)
-            self._fusible = None
+                if layer.name in self._shapes:
+                    found[layer.name] = self._decide(layer, density, rare, fusible)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
-            found, self._shapes, planned = from_first_rank((found, self._shapes, planned), layers[0].stored.device)
+            found, shapes, planned = from_first_rank((found, self._shapes, planned), layers[0].stored.device)
+            self._know(shapes, layers)
             if self.planner is not None and planned is not None:
                 self.planner.load_state_dict(planned)
         if self.planner is not None:
             self._follow(found, layers, model)
 
-    def _seen(self) -> dict[str, torch.Size]:
-        """The input shapes that are known of layers."""
-        routed = {name: route.input_shape for name, route in self._routed.items()}
-        return self._shapes | {name: shape for name, shape in routed.items() if shape is not None}
+    def _know(self, shapes: dict[str, torch.Size], layers: Sequence[Layer]) -> None:
+        """The shapes of inputs: layers that have one need not be watched, and can be fused, as nothing hooks into them."""
+        self._shapes = shapes
+        for layer in layers:
+            if layer.name in shapes:
+                _unwatch(layer)
 
-    def _decide(self, layer: Layer, density: float, model: nn.Module, rare: bool) -> Passes:
+    def _seen(self, layers: Sequence[Layer]) -> dict[str, torch.Size]:
+        """The input shapes that are known of layers which a kernel can serve."""
+        found = {**self._shapes}
+        for layer in layers:
+            route, noted = self._routed.get(layer.name), layer.parametrization.input_shape
+            if route is not None and route.input_shape is not None:
+                found[layer.name] = route.input_shape
+            elif noted is not None and fits(layer):
+                found[layer.name] = noted
+        return found
+
+    def _decide(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], set[nn.Module]]) -> Passes:
         assert self.planner is not None
-        shape = self._shapes.get(layer.name)
-        if shape is None:
-            return DENSE
         part = layer.parametrization
         wanted = "active" if rare else part.wanted
         wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
         try:
-            workload = _workload(layer, shape)
+            workload = _workload(layer, self._shapes[layer.name])
             if self._fuses() and not workload.linear and self.planner.considers(workload, density):
-                if self._fusible is None:  # traced once a plan, and only if a convolution may run sparse
-                    self._fusible = fused_convolutions(model)
-                workload = replace(workload, fused=layer.places[0].module in self._fusible)
+                workload = replace(workload, fused=layer.places[0].module in fusible())
             return self.planner.decide(layer.name, workload, density, wanted, wanted_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE
 
     def _follow(self, passes: Mapping[str, Passes], layers: Sequence[Layer], model: nn.Module) -> None:
-        """Put forward overrides where a pass is sparse or a shape is unknown, and take the others off."""
+        """Put forward overrides where a pass is sparse, and take the others off."""
         for layer in layers:
             chosen = passes.get(layer.name)
-            if chosen is None or not (any(chosen) or layer.name not in self._shapes):
+            if chosen is None or not any(chosen):
                 if self._routed.pop(layer.name, None):
                     _unroute(layer)
             elif layer.name in self._routed:
@@ -174,7 +186,7 @@ class Compute:
         return {
             "threads": torch.get_num_threads(),
             "kernels": kernels.instruction_set(),
-            "first_plans": self.first_plans,
+            "first_plan_is_due": self.first_plan_is_due,
             "shapes": {name: list(shape) for name, shape in self._shapes.items()},
             "passes": {name: list(route.passes) for name, route in self._routed.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
@@ -183,7 +195,7 @@ class Compute:
     def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
         """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""
         if self.planner is None and self.mode == "auto":  # nothing is measured, but ranks that can measure ask all others
-            self.first_plans = state["first_plans"]
+            self.first_plan_is_due = state["first_plan_is_due"]
         if self.planner is None or state["planner"] is None:
             return
         # ranks plan together or not at all: in a group each takes what was saved
@@ -192,8 +204,8 @@ class Compute:
             self.choose("auto", layers, model)
             return
         self.planner.load_state_dict(state["planner"])
-        self.first_plans = state["first_plans"]
-        self._shapes = {name: torch.Size(shape) for name, shape in state["shapes"].items()}
+        self.first_plan_is_due = state["first_plan_is_due"]
+        self._know({name: torch.Size(shape) for name, shape in state["shapes"].items()}, layers)
         known = {layer.name for layer in layers if layer.name in self._routed or fits(layer)}
         self._follow({name: Passes(*each) for name, each in state["passes"].items() if name in known}, layers, model)
 
@@ -246,6 +258,35 @@ def fits(layer: Layer) -> bool:
     return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
+def _watch(layer: Layer) -> None:
+    """Note the shape of its inputs in training."""
+    module = layer.places[0].module
+    if isinstance(module, nn.Linear | nn.Conv2d) and layer.places[0].tensor == "weight":
+        layer.parametrization.input_shape = None
+        module.register_forward_pre_hook(_note_input)
+
+
+def _unwatch(layer: Layer) -> None:
+    hooks = layer.places[0].module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _note_input]:
+        del hooks[key]
+
+
+def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A compiled model notes nothing: it may not find its modules changed later, and goes on as it was compiled."""
+    if torch.compiler.is_compiling() or not module.training or not _counts(*inputs):
+        return
+    parts: Any = module.parametrizations["weight"]  # type: ignore[index]
+    part, shape = parts[0], inputs[0].shape
+    if part.input_shape is None or shape.numel() > part.input_shape.numel():
+        part.input_shape = shape
+
+
+def _counts(x: Any = None, *_: Any) -> bool:
+    """Whether the planner plans for such a call. What is measured is float32: in reduced precision torch may be faster."""
+    return isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
 def _route(layer: Layer, route: Route) -> Route:
     module = layer.places[0].module
     module.sparse_route = route  # type: ignore[assignment]
@@ -294,11 +335,10 @@ def _conv_forward(self: nn.Conv2d, x: Tensor) -> Tensor:
 
 def _passes(module: nn.Module, x: Tensor) -> Passes | None:
     """The passes to run sparse, or None for an all-dense layer; remembers a training input's shape for the planner."""
-    route, autocast = _route_of(module), torch.is_autocast_enabled("cpu")
-    # what is measured is float32: in reduced precision torch may be faster than that, so nothing is planned there
-    if torch.is_grad_enabled() and not autocast and not torch.compiler.is_compiling():
+    route = _route_of(module)
+    if not torch.compiler.is_compiling() and _counts(x):
         route.input_shape = x.shape
-    usable = x.device.type == "cpu" and (x.dtype == torch.float32 or autocast)
+    usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
     return route.passes if usable and any(route.passes) else None
 
 

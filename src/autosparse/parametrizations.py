@@ -22,8 +22,7 @@ class SparseParametrization(nn.Module):
         super().__init__()
         # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer a layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
-        self.ran_eagerly = False  # in training; a compiled model never sets it, and may not find its modules changed later
-        self.register_forward_hook(_note_eager_call)
+        self.input_shape: torch.Size | None = None  # of its module, the largest in training, where compute.py watches it
 
     def open_gate(self, value: float) -> None:
         """Set what pruned weights receive of their gradient."""
@@ -68,14 +67,6 @@ class SparseParametrization(nn.Module):
                     f"{layer}: {name} was cast to {value.dtype}: its small changes would be rounded away; "
                     "cast the model before sparsify"
                 )
-
-
-def _note_eager_call(module: nn.Module, *_: object) -> None:
-    if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
-        module.ran_eagerly = True  # type: ignore[assignment]
-        for key, hook in list(module._forward_hooks.items()):  # once is enough: a module without hooks is called faster
-            if hook is _note_eager_call:
-                del module._forward_hooks[key]
 
 
 class Gated(SparseParametrization):

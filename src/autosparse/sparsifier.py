@@ -341,7 +341,7 @@ class Sparsifier:
             steering.watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
         self._push()
-        if self._compute.first_plans:
+        if self._compute.first_plan_is_due:
             self._compute.plan(self.layers, self.densities(), self.model, self.method.gate_is_rare())
 
     def _check_first_step(self) -> None:
