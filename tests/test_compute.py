@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autosparse
-from autosparse import DNW, STR, AutoSparse, RigL, TopKAST, compute, kernels
+from autosparse import DNW, STR, AutoSparse, RigL, TopKAST, compute, kernels, routing
 from autosparse.kernels.planner import DENSE, Passes
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
@@ -81,13 +81,13 @@ def test_sparse_compute_trains_like_dense(method):
 @needs_kernels
 def test_which_layers_a_kernel_serves():
     sp = autosparse.sparsify(Net(), STR(), epochs=1, steps_per_epoch=1)
-    assert [layer.name for layer in sp.layers if compute.fits(layer)] == ["first", "strided", "mix", "out"]
+    assert [layer.name for layer in sp.layers if routing.fits(layer)] == ["first", "strided", "mix", "out"]
     attention = autosparse.sparsify(nn.MultiheadAttention(8, 2), STR(), epochs=1, steps_per_epoch=1)
-    assert not any(compute.fits(layer) for layer in attention.layers)
+    assert not any(routing.fits(layer) for layer in attention.layers)
     with pytest.raises(RuntimeError, match="nothing can run sparse"):
         attention.compute("sparse")
     double = autosparse.sparsify(nn.Linear(4, 4).double(), STR(), epochs=1, steps_per_epoch=1)
-    assert not compute.fits(double.layers[0])
+    assert not routing.fits(double.layers[0])
 
 
 @needs_kernels

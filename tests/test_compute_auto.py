@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import autosparse
-from autosparse import AutoSparse, compute, kernels
+from autosparse import AutoSparse, compute, kernels, routing
 from autosparse.kernels import fused_step, timing
 from autosparse.kernels.planner import Sample, Times, Workload
 
@@ -98,7 +98,7 @@ def overridden(model: nn.Module) -> list[str]:
 
 
 def watched(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if compute._note_input in module._forward_pre_hooks.values()]
+    return [name for name, module in model.named_modules() if routing._note_input in module._forward_pre_hooks.values()]
 
 
 @needs_kernels
@@ -226,7 +226,8 @@ def test_the_largest_training_batch_counts(measured: Measured) -> None:
 def test_sequences_of_about_one_length_are_one_workload() -> None:
     sp = autosparse.sparsify(nn.Sequential(nn.Linear(8, 8)), AutoSparse(), epochs=1, steps_per_epoch=1)
     rows = [
-        compute._workload(sp.layers[0], torch.Size(shape)).conv.in_size[1] for shape in ([30, 33, 8], [1100, 8], [8], [1, 0, 8])
+        routing.workload_of(sp.layers[0], torch.Size(shape)).conv.in_size[1]
+        for shape in ([30, 33, 8], [1100, 8], [8], [1, 0, 8])
     ]
     assert rows == [1024, 1024, 1, 1]
 
@@ -238,3 +239,13 @@ def test_a_run_without_kernels_is_dense_and_says_so(monkeypatch: pytest.MonkeyPa
     run.train(3)
     assert overridden(run.model) == []
     assert run.sp.report().compute == f"{compute.COUNTED} (no library was built)"
+
+
+@needs_kernels
+def test_layers_may_be_called_by_keyword(measured: Measured) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    sp = autosparse.sparsify(model, AutoSparse(start_sparsity=0.5), epochs=1, steps_per_epoch=1)
+    x = torch.randn(3, 8)
+    dense = model[0](input=x)
+    sp.compute("sparse")
+    torch.testing.assert_close(model[0](input=x), dense)

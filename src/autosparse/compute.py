@@ -1,55 +1,26 @@
-"""How sparsified layers compute: dense torch operations, or native kernels that skip the zeros. Owns every forward override."""
+"""How sparsified layers compute: dense torch operations, or native kernels that skip the zeros."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch import nn
 
 from autosparse import kernels
 from autosparse.kernels import fused_step
 from autosparse.kernels.fusion import fused_convolutions
-from autosparse.kernels.geometry import Convolution
-from autosparse.kernels.planner import DENSE, Passes, Planner, Workload
+from autosparse.kernels.planner import DENSE, Passes, Planner
 from autosparse.layer import Layer
-from autosparse.parametrizations import SoftThreshold, SparseParametrization
+from autosparse.routing import Route, fits, put_route, unroute, unwatch, watch, workload_of
 from autosparse.tensors import from_first_rank, leads, ranks
 
 MODES = ("auto", "dense", "sparse")
 SPARSE = Passes(True, True, True)
 COUNTED = "dense compute with torch: the zeros are counted, not skipped"
-
-
-class Route:
-    """What the overridden forward of one module follows."""
-
-    def __init__(self, passes: Passes, input_shape: torch.Size | None = None) -> None:
-        self.passes = passes
-        self._input_shape = input_shape
-
-    @property
-    def input_shape(self) -> torch.Size | None:
-        """The largest that was seen: the last batch of an epoch may be a small one."""
-        return self._input_shape
-
-    @input_shape.setter
-    def input_shape(self, shape: torch.Size) -> None:
-        if self._input_shape is None or shape.numel() > self._input_shape.numel():
-            self._input_shape = shape
-
-    def wanted(self, module: nn.Module) -> str | Tensor:
-        """Where the weight needs a gradient now: "all", "active" or a mask."""
-        parts: Any = module.parametrizations["weight"]  # type: ignore[index]
-        part: SparseParametrization = parts[0]
-        return part.receiving(parts.original) if part.wanted == "mask" else part.wanted
 
 
 @dataclass(frozen=True)
@@ -87,7 +58,7 @@ class Compute:
             raise RuntimeError(f'the sparse kernels cannot run here: {kernels.why_not()}; use "auto" or "dense"')
         self._follow({}, layers, model)
         for layer in layers:
-            _unwatch(layer)
+            unwatch(layer)
         self.mode, self._shapes, self.planner, self.first_plan_is_due = mode, {}, None, mode == "auto"
         if mode == "sparse":
             self._follow({layer.name: SPARSE for layer in layers if fits(layer)}, layers, model)
@@ -98,7 +69,7 @@ class Compute:
         elif mode == "auto" and kernels.available():
             self.planner = Planner()
             for layer in layers:
-                _watch(layer)
+                watch(layer)
 
     def plan(self, layers: Sequence[Layer], densities: Sequence[float], model: nn.Module, rare: bool = False) -> None:
         """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
@@ -131,7 +102,7 @@ class Compute:
         self._shapes = shapes
         for layer in layers:
             if layer.name in shapes:
-                _unwatch(layer)
+                unwatch(layer)
 
     def _seen(self, layers: Sequence[Layer]) -> dict[str, torch.Size]:
         """The input shapes that are known of layers which a kernel can serve."""
@@ -150,7 +121,7 @@ class Compute:
         wanted = "active" if rare else part.wanted
         wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
         try:
-            workload = _workload(layer, self._shapes[layer.name])
+            workload = workload_of(layer, self._shapes[layer.name])
             if self._fuses() and not workload.linear and self.planner.considers(workload, density):
                 workload = replace(workload, fused=layer.places[0].module in fusible())
             return self.planner.decide(layer.name, workload, density, wanted, wanted_density)
@@ -163,11 +134,11 @@ class Compute:
             chosen = passes.get(layer.name)
             if chosen is None or not any(chosen):
                 if self._routed.pop(layer.name, None):
-                    _unroute(layer)
+                    unroute(layer)
             elif layer.name in self._routed:
                 self._routed[layer.name].passes = chosen
             else:
-                self._routed[layer.name] = _route(layer, Route(chosen, self._shapes.get(layer.name)))
+                self._routed[layer.name] = put_route(layer, Route(chosen, self._shapes.get(layer.name)))
         if self._fuses() and any(any(chosen) for chosen in passes.values()):
             if self._fused is None:
                 fused_step.install(model)
@@ -241,127 +212,3 @@ class Compute:
         if self.planner is not None and self.planner.decisions:
             return f" (dense measured faster in {self.planner.seconds_spent:.1f} s)"
         return " (layers are measured once they are sparse, if they are large enough to gain)"
-
-
-def fits(layer: Layer) -> bool:
-    """Whether a kernel can serve this layer: a float32 Linear or ungrouped Conv2d on the CPU with its own forward.
-
-    The weight may be an embedding's as well.
-    """
-    module, stored = layer.places[0].module, layer.stored
-    plain = all(place.tensor == "weight" and "forward" not in vars(place.module) for place in layer.places)
-    plain = plain and all(isinstance(place.module, nn.Embedding) for place in layer.places[1:])
-    if not plain or stored.device.type != "cpu" or stored.dtype != torch.float32 or hasattr(stored, "full_tensor"):
-        return False
-    if isinstance(module, nn.Conv2d):
-        return module.groups == 1 and module.padding_mode == "zeros"
-    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
-
-
-def _watch(layer: Layer) -> None:
-    """Note the shape of its inputs in training."""
-    module = layer.places[0].module
-    if isinstance(module, nn.Linear | nn.Conv2d) and layer.places[0].tensor == "weight":
-        layer.parametrization.input_shape = None
-        module.register_forward_pre_hook(_note_input)
-
-
-def _unwatch(layer: Layer) -> None:
-    hooks = layer.places[0].module._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if hook is _note_input]:
-        del hooks[key]
-
-
-def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """A compiled model notes nothing: it may not find its modules changed later, and goes on as it was compiled."""
-    if torch.compiler.is_compiling() or not module.training or not _counts(*inputs):
-        return
-    parts: Any = module.parametrizations["weight"]  # type: ignore[index]
-    part, shape = parts[0], inputs[0].shape
-    if part.input_shape is None or shape.numel() > part.input_shape.numel():
-        part.input_shape = shape
-
-
-def _counts(x: Any = None, *_: Any) -> bool:
-    """Whether the planner plans for such a call. What is measured is float32: in reduced precision torch may be faster."""
-    return isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-
-
-def _route(layer: Layer, route: Route) -> Route:
-    module = layer.places[0].module
-    module.sparse_route = route  # type: ignore[assignment]
-    forward = _conv_forward if isinstance(module, nn.Conv2d) else _linear_forward
-    module.forward = MethodType(forward, module)
-    if isinstance(layer.parametrization, SoftThreshold) and layer.parametrization.threshold.numel() == 1:
-        for place in layer.places[1:]:
-            place.module.forward = MethodType(_embedding_forward, place.module)
-    return route
-
-
-def _unroute(layer: Layer) -> None:
-    module = layer.places[0].module
-    if "sparse_route" in vars(module):
-        del module.sparse_route, module.forward
-        for place in layer.places[1:]:
-            vars(place.module).pop("forward", None)
-
-
-def _linear_forward(self: nn.Linear, x: Tensor) -> Tensor:
-    passes = _passes(self, x)
-    if passes is None:
-        return F.linear(x, self.weight, self.bias)
-    wanted, weight = _route_of(self).wanted(self), self.weight
-    return kernels.sparse_linear(x, weight, self.bias, wanted, passes)
-
-
-def _embedding_forward(self: nn.Embedding, tokens: Tensor) -> Tensor:
-    """One threshold for all weights: it is enough to take it from the rows that are looked up."""
-    parts: Any = self.parametrizations["weight"]  # type: ignore[index]
-    rows = F.embedding(
-        tokens, parts.original, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
-    )
-    effective: Tensor = parts[0](rows)
-    return effective
-
-
-def _conv_forward(self: nn.Conv2d, x: Tensor) -> Tensor:
-    passes = _passes(self, x)
-    if passes is None:
-        dense: Tensor = self._conv_forward(x, self.weight, self.bias)
-        return dense
-    wanted, weight = _route_of(self).wanted(self), self.weight
-    return kernels.sparse_conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, wanted, passes)
-
-
-def _passes(module: nn.Module, x: Tensor) -> Passes | None:
-    """The passes to run sparse, or None for an all-dense layer; remembers a training input's shape for the planner."""
-    route = _route_of(module)
-    if not torch.compiler.is_compiling() and _counts(x):
-        route.input_shape = x.shape
-    usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
-    return route.passes if usable and any(route.passes) else None
-
-
-def _route_of(module: nn.Module) -> Route:
-    route: Route = module.sparse_route  # type: ignore[assignment]
-    return route
-
-
-def _workload(layer: Layer, shape: torch.Size) -> Workload:
-    module, threads = layer.places[0].module, torch.get_num_threads()
-    if isinstance(module, nn.Linear):
-        # sequences differ in length from batch to batch: all of about the same size are one workload
-        rows = 2 ** round(math.log2(max(1, shape[:-1].numel())))
-        return Workload(Convolution(1, shape[-1], (1, rows), layer.shape[0]), True, threads)
-    assert isinstance(module, nn.Conv2d)
-    images = 1 if len(shape) == 3 else shape[0]
-    padding = tuple(module._reversed_padding_repeated_twice[3::-2]) if isinstance(module.padding, str) else module.padding
-    conv = Convolution(
-        images, layer.shape[1], (shape[-2], shape[-1]), layer.shape[0], (layer.shape[2], layer.shape[3]),
-        _pair(module.stride), _pair(padding), _pair(module.dilation),
-    )  # fmt: skip
-    return Workload(conv, False, threads)
-
-
-def _pair(value: Sequence[int]) -> tuple[int, int]:
-    return int(value[0]), int(value[1])

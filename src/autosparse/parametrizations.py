@@ -22,7 +22,7 @@ class SparseParametrization(nn.Module):
         super().__init__()
         # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer a layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
-        self.input_shape: torch.Size | None = None  # of its module, the largest in training, where compute.py watches it
+        self.input_shape: torch.Size | None = None  # of its module, the largest in training, where routing.py watches it
 
     def open_gate(self, value: float) -> None:
         """Set what pruned weights receive of their gradient."""
