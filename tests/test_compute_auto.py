@@ -249,3 +249,18 @@ def test_layers_may_be_called_by_keyword(measured: Measured) -> None:
     dense = model[0](input=x)
     sp.compute("sparse")
     torch.testing.assert_close(model[0](input=x), dense)
+
+
+@needs_kernels
+def test_depthwise_convolutions_are_not_watched_and_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that stayed on one would keep it from being fused with its batch norm."""
+    monkeypatch.setattr(timing, "measure", Measured(0.01))
+    depthwise = nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
+    last = nn.Sequential(nn.Conv2d(48, 48, 3, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    first = nn.Sequential(nn.Conv2d(3, 48, 3, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU())
+    model = nn.Sequential(*first, depthwise, nn.BatchNorm2d(48), nn.ReLU(), *last, nn.Flatten(), nn.Linear(48, 5))
+    run = Run(model)
+    assert watched(model) == ["0", "6", "11"]
+    run.train(EPOCHS * STEPS)
+    assert watched(model) == []
+    assert fused_step.count_fused(model) == 3

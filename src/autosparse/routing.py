@@ -44,14 +44,17 @@ class Route:
 
 
 def fits(layer: Layer) -> bool:
-    """Whether a kernel can serve this layer: a float32 Linear or ungrouped Conv2d on the CPU with its own forward.
+    """Whether a kernel can serve this layer: a float32 Linear or ungrouped Conv2d on the CPU with its own forward."""
+    stored = layer.stored
+    plain = stored.device.type == "cpu" and stored.dtype == torch.float32 and not hasattr(stored, "full_tensor")
+    return plain and _is_of_a_kind(layer) and all("forward" not in vars(place.module) for place in layer.places)
 
-    The weight may be an embedding's as well.
-    """
-    module, stored = layer.places[0].module, layer.stored
-    plain = all(place.tensor == "weight" and "forward" not in vars(place.module) for place in layer.places)
-    plain = plain and all(isinstance(place.module, nn.Embedding) for place in layer.places[1:])
-    if not plain or stored.device.type != "cpu" or stored.dtype != torch.float32 or hasattr(stored, "full_tensor"):
+
+def _is_of_a_kind(layer: Layer) -> bool:
+    """A layer that the kernels know; its weight may be an embedding's as well."""
+    module = layer.places[0].module
+    tied = all(isinstance(place.module, nn.Embedding) for place in layer.places[1:])
+    if not tied or any(place.tensor != "weight" for place in layer.places):
         return False
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros"
@@ -60,10 +63,9 @@ def fits(layer: Layer) -> bool:
 
 def watch(layer: Layer) -> None:
     """Note the shape of its inputs in training."""
-    module = layer.places[0].module
-    if isinstance(module, nn.Linear | nn.Conv2d) and layer.places[0].tensor == "weight":
+    if _is_of_a_kind(layer):  # no other: a module with hooks is not fused
         layer.parametrization.input_shape = None
-        module.register_forward_pre_hook(_note_input)
+        layer.places[0].module.register_forward_pre_hook(_note_input)
 
 
 def unwatch(layer: Layer) -> None:
