@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autosparse
-from autosparse import STR, AutoSparse, AutoTune
+from autosparse import STR, AutoSparse, AutoTune, kernels
 
 
 def zeros(model: nn.Module, names: tuple[str, ...]) -> float:
@@ -326,3 +326,25 @@ def test_thresholds_cast_after_sparsify_are_an_error_at_the_next_step(net, loop)
     run.x = run.x.bfloat16()
     with pytest.raises(RuntimeError, match="cast the model before sparsify"):
         run.step()
+
+
+def test_a_step_takes_the_count_of_its_forward_pass() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    sp = autosparse.sparsify(model, AutoSparse(start_sparsity=0.5), epochs=1, steps_per_epoch=2, guard=None)
+    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=0.1), lr=0.5)
+    sp.bind(optimizer)
+
+    def counted() -> list[int | None]:
+        return [layer.parametrization.counted(layer.stored) for layer in sp.layers]
+
+    for _ in range(2):
+        model(torch.randn(5, 6)).square().sum().backward()
+        assert not kernels.available() or counted() == sp.counts().tolist()
+        assert sp._counts_of_step().tolist() == sp.counts().tolist()
+        optimizer.step()
+        assert counted() == [None, None], "weights and thresholds have changed"
+    with torch.no_grad():
+        model(torch.randn(5, 6))
+        sp.layers[0].parametrization.threshold.add_(3.0)
+    assert counted()[0] is None

@@ -23,9 +23,15 @@ def soft_threshold(
     |w| < reach receive nothing (eq. 8). A negative threshold prunes nothing.
     """
     given = _like(threshold, weight), _like(gate, weight), None if reach is None else _like(reach, weight)
-    function = _NativeSoftThreshold if native.fits(weight, *given) else _SoftThreshold
-    effective: Tensor = function.apply(weight, *given)  # type: ignore[no-untyped-call]
-    return effective
+    return counted_soft_threshold(weight, *given)[0]
+
+
+def counted_soft_threshold(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> tuple[Tensor, int | None]:
+    """The same, and how many weights it leaves, where that is known without another pass over them."""
+    if native.fits(weight, threshold, gate, reach):
+        effective, count = _NativeSoftThreshold.apply(weight, threshold, gate, reach)  # type: ignore[no-untyped-call]
+        return effective, count
+    return _SoftThreshold.apply(weight, threshold, gate, reach), None  # type: ignore[no-untyped-call]
 
 
 def gated_mask(weight: Tensor, active: Tensor, gate: Tensor | float | None = None, receives: Tensor | None = None) -> Tensor:
@@ -118,12 +124,12 @@ class _NativeSoftThreshold(torch.autograd.Function):
     """The same by the kernels; torch calls a function without setup_context, which only functorch needs, much faster."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> tuple[Tensor, int]:
         ctx.save_for_backward(weight, threshold, gate, reach)
         return native.soft_threshold(weight, max(threshold.item(), 0.0))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor | None, None, None]:
         if torch.is_grad_enabled() or not within_reach(grad):  # gradients of gradients, and traces, need torch's operations
             return _SoftThreshold.backward(ctx, grad)
         weight, threshold, gate, reach = ctx.saved_tensors

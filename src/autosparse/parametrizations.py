@@ -51,6 +51,13 @@ class SparseParametrization(nn.Module):
     def count_active(self, weight: Tensor) -> Tensor:
         return torch.count_nonzero(self.active(weight))
 
+    def counted(self, weight: Tensor) -> int | None:
+        """The active weights as the last forward pass has counted them, if it has and nothing has changed since.
+
+        Only for use within a step: torch does not notice what is written through `.data`.
+        """
+        return None
+
     def limit_density(self, weight: Tensor, density: float) -> bool:
         """Bring the layer back to at least this density; False where the method has no means to."""
         return False
@@ -94,6 +101,7 @@ class SoftThreshold(Gated):
             self.threshold = nn.Parameter(start)
         else:
             self.register_buffer("threshold", start)
+        self._counted = (-1, -1, 0)  # versions of weight and threshold, and their active weights
         self.function = function
         self.backward_sparsity = backward_sparsity
         self.reach: Tensor | None
@@ -101,7 +109,14 @@ class SoftThreshold(Gated):
 
     def forward(self, weight: Tensor) -> Tensor:
         value = functional.threshold_value(self.threshold, self.function)
-        return functional.soft_threshold(weight, value, self.gate, self.reach)
+        effective, count = functional.counted_soft_threshold(weight, value, self.gate, self.reach)
+        if count is not None and isinstance(weight, nn.Parameter):  # a tied embedding gives some rows of it
+            self._counted = weight._version, self.threshold._version, count
+        return effective
+
+    def counted(self, weight: Tensor) -> int | None:
+        weight_version, threshold_version, count = self._counted
+        return count if (weight_version, threshold_version) == (weight._version, self.threshold._version) else None
 
     def threshold_values(self) -> Tensor:
         return functional.threshold_value(whole(self.threshold.detach()), self.function)

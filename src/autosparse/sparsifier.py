@@ -121,7 +121,7 @@ class Sparsifier:
 
     def densities(self) -> list[float]:
         """The fraction of non-zeros of every layer, in the order of `layers`; one sync."""
-        return self._density().tolist()
+        return self._density(self.counts()).tolist()
 
     def sparsity(self) -> float:
         """The fraction of zeros over all sparsified weights."""
@@ -330,7 +330,7 @@ class Sparsifier:
         if not self._checked_first_step:
             self._check_first_step()
         self._take_profile()
-        self._pending = torch.stack(self.method.passes(self._density(), self))
+        self._pending = torch.stack(self.method.passes(self._density(self._counts_of_step()), self))
         return self.method.before_step(self)
 
     def _after_step(self) -> None:
@@ -369,8 +369,13 @@ class Sparsifier:
         """Active weights of every layer, as one tensor on the model's device: no sync."""
         return torch.stack([layer.count_active() for layer in self.layers])
 
-    def _density(self) -> Tensor:
-        counts = precise(self.counts())
+    def _counts_of_step(self) -> Tensor:
+        """The same after a forward pass, which may have counted already."""
+        known = [layer.parametrization.counted(layer.stored) for layer in self.layers]
+        return self.counts() if None in known else torch.tensor(known)
+
+    def _density(self, counts: Tensor) -> Tensor:
+        counts = precise(counts)
         return counts / torch.tensor([layer.numel for layer in self.layers], dtype=counts.dtype, device=counts.device)
 
     def _named_thresholds(self) -> dict[str, nn.Parameter]:

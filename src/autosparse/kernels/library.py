@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
-INTERFACE_VERSION = 8
+INTERFACE_VERSION = 9
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -125,7 +125,7 @@ class KernelTable(Structure):
         ("refresh", _function(_INT, _LAYOUT, _ARRAY, _ARRAY, _INT, _ARRAY, _ARRAY)),
         ("transpose", _function(None, _LAYOUT, _TARGET, *[_ARRAY] * 3, _INT, *[_ARRAY] * 4)),
         ("refresh_transposed", _function(None, _INT, _ARRAY, _ARRAY, _INT, _ARRAY)),
-        ("soft_threshold", _function(None, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
+        ("soft_threshold", _function(_INT, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
         ("soft_threshold_gradients", _function(_DOUBLE, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),
         ("count_above", _function(_INT, _INT, _ARRAY, _FLOAT, _INT)),
     ]

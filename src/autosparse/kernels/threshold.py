@@ -20,10 +20,13 @@ def fits(weight: Tensor, *others: Tensor | None) -> bool:
     return is_filled(weight) and all(each is None or each.numel() == 1 for each in others)
 
 
-def soft_threshold(weight: Tensor, threshold: float) -> Tensor:
+def soft_threshold(weight: Tensor, threshold: float) -> tuple[Tensor, int]:
+    """The effective weight, and how many of it are not zero."""
     effective = torch.empty_like(weight)
-    kernels().table.soft_threshold(weight.numel(), weight.data_ptr(), threshold, torch.get_num_threads(), effective.data_ptr())
-    return effective
+    count = kernels().table.soft_threshold(
+        weight.numel(), weight.data_ptr(), threshold, torch.get_num_threads(), effective.data_ptr()
+    )
+    return effective, count
 
 
 def soft_threshold_gradients(

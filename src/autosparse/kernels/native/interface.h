@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Raised whenever a struct or a function below changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 8;
+constexpr int32_t kInterfaceVersion = 9;
 
 // One non-zero weight: where in a packed tile its input begins (in floats), and its value.
 struct Entry {
@@ -193,8 +193,8 @@ struct KernelTable {
     void (*refresh_transposed)(int64_t count, const Entry* entries, const int32_t* source, int64_t threads,
                                Entry* transposed);
 
-    // effective = sign(weight) * relu(|weight| - threshold), threshold >= 0.
-    void (*soft_threshold)(int64_t count, const float* weight, float threshold, int64_t threads, float* effective);
+    // effective = sign(weight) * relu(|weight| - threshold), threshold >= 0. Returns how many weights have |weight| > threshold.
+    int64_t (*soft_threshold)(int64_t count, const float* weight, float threshold, int64_t threads, float* effective);
 
     // scaled = grad where |weight| > threshold, else gate * grad where |weight| >= reach, else 0. Returns the sum of
     // sign(weight) * scaled. sums: scratch, one for each slice of kThresholdSlice weights.
