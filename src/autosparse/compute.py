@@ -79,9 +79,9 @@ class Compute:
         if self.mode != "auto":
             return
         self.first_plan_is_due = False
+        self._know(self._seen(layers), layers)
         if layers[0].stored.device.type != "cpu":
             return
-        self._know(self._seen(layers), layers)
         found = {}
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
             fusible = cache(partial(fused_convolutions, model))  # traced once, and only if a convolution may run sparse
@@ -101,7 +101,7 @@ class Compute:
         """The shapes of inputs: layers that have one need not be watched, and can be fused, as nothing hooks into them."""
         self._shapes = shapes
         for layer in layers:
-            if layer.name in shapes:
+            if layer.name in shapes or layer.parametrization.input_shape is not None:
                 unwatch(layer)
 
     def _seen(self, layers: Sequence[Layer]) -> dict[str, torch.Size]:
@@ -111,7 +111,7 @@ class Compute:
             route, noted = self._routed.get(layer.name), layer.parametrization.input_shape
             if route is not None and route.input_shape is not None:
                 found[layer.name] = route.input_shape
-            elif noted is not None and fits(layer):
+            elif noted is not None and layer.name not in found and fits(layer):
                 found[layer.name] = noted
         return found
 
