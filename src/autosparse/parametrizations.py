@@ -110,7 +110,8 @@ class SoftThreshold(Gated):
     def forward(self, weight: Tensor) -> Tensor:
         value = functional.threshold_value(self.threshold, self.function)
         effective, count = functional.counted_soft_threshold(weight, value, self.gate, self.reach)
-        if count is not None and isinstance(weight, nn.Parameter):  # a tied embedding gives some rows of it
+        # a tied embedding gives some rows of the parameter; what was made in inference mode has no version
+        if count is not None and isinstance(weight, nn.Parameter) and not weight.is_inference():
             self._counted = weight._version, self.threshold._version, count
         return effective
 
