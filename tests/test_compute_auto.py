@@ -144,11 +144,12 @@ def test_other_threads_are_measured_anew(measured: Measured, tmp_path: Path) -> 
 
 
 @needs_kernels
-def test_a_state_without_decisions_is_taken(measured: Measured) -> None:
+@pytest.mark.parametrize("missing", ["compute", "first_plan_is_due"])
+def test_an_older_state_is_taken(measured: Measured, missing: str) -> None:
     first = Run()
     first.train(6)
     state = first.state()
-    del state["sp"]["compute"]
+    del (state["sp"] if missing == "compute" else state["sp"]["compute"])[missing]
     second = Run()
     second.load(state)
     second.train(EPOCHS * STEPS, 6)

@@ -165,8 +165,9 @@ class Compute:
 
     def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
         """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""
+        due = bool(state.get("first_plan_is_due"))  # older states do not say: then layers are planned at the epoch's end
         if self.planner is None and self.mode == "auto":  # nothing is measured, but ranks that can measure ask all others
-            self.first_plan_is_due = state["first_plan_is_due"]
+            self.first_plan_is_due = due
         if self.planner is None or state["planner"] is None:
             return
         # ranks plan together or not at all: in a group each takes what was saved
@@ -175,7 +176,7 @@ class Compute:
             self.choose("auto", layers, model)
             return
         self.planner.load_state_dict(state["planner"])
-        self.first_plan_is_due = state["first_plan_is_due"]
+        self.first_plan_is_due = due
         self._know({name: torch.Size(shape) for name, shape in state["shapes"].items()}, layers)
         known = {layer.name for layer in layers if layer.name in self._routed or fits(layer)}
         self._follow({name: Passes(*each) for name, each in state["passes"].items() if name in known}, layers, model)

@@ -33,8 +33,7 @@ class Route:
 
     @input_shape.setter
     def input_shape(self, shape: torch.Size) -> None:
-        if self._input_shape is None or shape.numel() > self._input_shape.numel():
-            self._input_shape = shape
+        self._input_shape = _larger(self._input_shape, shape)
 
     def wanted(self, module: nn.Module) -> str | Tensor:
         """Where the weight needs a gradient now: "all", "active" or a mask."""
@@ -79,9 +78,11 @@ def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling() or not module.training or not _counts(*inputs):
         return
     parts: Any = module.parametrizations["weight"]  # type: ignore[index]
-    part, shape = parts[0], inputs[0].shape
-    if part.input_shape is None or shape.numel() > part.input_shape.numel():
-        part.input_shape = shape
+    parts[0].input_shape = _larger(parts[0].input_shape, inputs[0].shape)
+
+
+def _larger(known: torch.Size | None, seen: torch.Size) -> torch.Size:
+    return seen if known is None or seen.numel() > known.numel() else known
 
 
 def _counts(x: Any = None, *_: Any) -> bool:
