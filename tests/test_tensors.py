@@ -1,4 +1,4 @@
-"""Exact k-th values and counts."""
+"""Exact k-th values and counts, and random streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosparse.tensors import SAMPLE, kth_smallest, split_at, top_mask
+from autosparse.tensors import SAMPLE, kth_smallest, random_stream, split_at, top_mask
 
 
 @settings(deadline=None, max_examples=30)
@@ -45,3 +45,21 @@ def test_split_at_lies_between_two_magnitudes():
     assert split_at(torch.zeros(3), 1).item() == 0
     assert split_at(values, 1).item() == pytest.approx(0.15)
     assert split_at(values, 3).item() == pytest.approx(0.4)
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_a_random_stream_cannot_be_started_by_a_seed_of_the_user(seed):
+    stream = random_stream(seed, "masks")
+    read_by_torch = stream.initial_seed() % 2**32
+    assert read_by_torch >= 2**31
+    numbers = torch.rand(8, generator=stream)
+    assert torch.equal(numbers, torch.rand(8, generator=torch.Generator().manual_seed(read_by_torch))), "only 32 bits count"
+    assert torch.equal(numbers, torch.rand(8, generator=random_stream(seed, "masks")))
+    assert not torch.equal(numbers, torch.rand(8, generator=random_stream(seed + 1, "masks")))
+    assert not torch.equal(numbers, torch.rand(8, generator=random_stream(seed, "something else")))
+
+
+@pytest.mark.parametrize("seed", [0.5, 1.0, "1", None])
+def test_a_random_stream_takes_whole_numbers_only(seed):
+    with pytest.raises(TypeError, match="integer"):
+        random_stream(seed, "masks")

@@ -21,7 +21,7 @@ from autosparse.layer import Layer
 from autosparse.methods.base import Method
 from autosparse.selection import Patterns, refuse_wrapped, select
 from autosparse.summary import Report, RunCost
-from autosparse.tensors import is_sharded, mean_over_ranks, precise, whole
+from autosparse.tensors import is_sharded, mean_over_ranks, precise, random_stream, whole
 from autosparse.warning import warn
 
 
@@ -86,7 +86,7 @@ class Sparsifier:
             str, Any
         ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
         self.history: list[dict[str, Any]] = []
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = random_stream(seed, "masks")
         self.guard = GuardState(limits) if limits and method.guarded() else None
         self.controller: TargetController | None = None
         self.tuner: AlphaTuner | None = None

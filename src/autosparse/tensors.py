@@ -1,7 +1,9 @@
-"""Tensor work shared by all rooms: exact k-th values and counts, and sharded tensors read and written as whole ones."""
+"""Tensor work shared by all rooms: exact k-th values and counts, random streams, and sharded tensors as whole ones."""
 
 from __future__ import annotations
 
+import hashlib
+import operator
 from typing import TypeVar
 
 import torch
@@ -70,6 +72,14 @@ def split_at(magnitudes: Tensor, below: int) -> Tensor:
     # Many zeros, or nothing to cut: below the smallest weight that is not zero, where a threshold can still be learned.
     positive = flat[flat > 0]
     return positive.min() / 2 if positive.numel() else bound
+
+
+def random_stream(seed: int, purpose: str) -> torch.Generator:
+    """A generator for one purpose, whose numbers are not those that `torch.manual_seed` gives to the weights."""
+    digest = hashlib.sha256(f"{purpose} {operator.index(seed)}".encode()).digest()
+    # A CPU generator reads only the low 32 bits of its seed. The highest of them is set here, so that no seed below 2**31,
+    # this one or another, starts the same stream.
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") | 1 << 31)
 
 
 def whole(tensor: Tensor) -> Tensor:

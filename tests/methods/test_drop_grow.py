@@ -19,6 +19,7 @@ from autosparse.methods.random_mask import Random
 from autosparse.methods.rigl import RigL
 from autosparse.methods.set_ import SET
 from autosparse.methods.snfs import SNFS
+from autosparse.tensors import random_stream
 
 from .numpy_net import LAYERS, Array, MomentumSGD, NumpyNet, batches, loss_of, torch_net
 
@@ -45,7 +46,7 @@ class Reference:
     clears: bool = True
 
     def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(SEED)
+        self.generator = random_stream(SEED, "masks")
         self.optimizer = MomentumSGD(LR, MOMENTUM, DECAY)
         self.gradients: dict[str, Array] = {}
         everywhere = {name: np.ones(self.net.weights[name].shape, bool) for name in LAYERS}

@@ -16,6 +16,7 @@ from autosparse.methods.dns import DNS
 from autosparse.methods.lottery import LotteryTicket
 from autosparse.methods.prune_retrain import PruneRetrain
 from autosparse.sparsifier import Sparsifier
+from autosparse.tensors import random_stream
 
 from .numpy_net import LAYERS, Array, MomentumSGD, NumpyNet, batches, loss_of, torch_net
 
@@ -289,7 +290,7 @@ def test_dns_matches_numpy(iter_stop: int | None) -> None:
     net, theirs, masks = NumpyNet.like(torch_net()), MomentumSGD(0.05), all_on()
     magnitudes = {name: np.abs(net.weights[name]) for name in LAYERS}
     level = {name: max(magnitudes[name].mean() + 0.3 * magnitudes[name].std(), 0) for name in LAYERS}
-    generator, cut, spliced = torch.Generator().manual_seed(11), 0, 0
+    generator, cut, spliced = random_stream(11, "masks"), 0, 0
     for step, (x, y) in enumerate(DATA):
         draws = torch.rand(2, generator=generator).tolist() if step else [0.0, 0.0]
         for name, draw in zip(LAYERS, draws, strict=True):
