@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 import autosparse
-from autosparse import steering
-from autosparse.methods.drop_grow import DropAndGrow
-from autosparse.methods.magnitude import Magnitude
+from autosparse.methods import steering
+from autosparse.methods.families.drop_grow import DropAndGrow
+from autosparse.methods.families.magnitude import Magnitude
 from autosparse.sparsifier import Sparsifier
 
 PERIOD = 100
@@ -130,7 +130,7 @@ def update(run: Sparsifier) -> None:
     elif isinstance(method, Magnitude):
         method.refresh(run)
     elif run.controller:
-        steering.steer(steering.threshold_layers(run.layers), run.controller, run.step, run.guard, run.generator)
+        steering.steer(steering.threshold_layers(run.layers), run.controller, run.step, run.held_floor, run.generator)
     elif method.about.name in ("prune_retrain", "lottery"):
         run.next_round()
     elif method.about.name == "optg":

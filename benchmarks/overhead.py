@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import autosparse
 from autosparse import AutoSparse
-from autosparse.experiments.training_bench import WARM_UP, keep_memory
+from autosparse.bench.training import WARM_UP, keep_memory
 
 
 def make(sparse: bool, batch: int) -> tuple[Callable[[], None], Any]:

@@ -22,7 +22,7 @@ TESTS = {
     "FSDP2": "tests/robustness/test_distributed.py::test_fsdp2_equals_one_process",
     "accumulation": "tests/test_docs.py::test_accumulated_batches_equal_the_whole_batch[]",
     "resume": "tests/every_method/test_processes.py::test_resume_in_a_new_process_is_bit_exact",
-    "kernels": "tests/test_compute.py::test_sparse_compute_trains_like_dense[]",
+    "kernels": "tests/compute/test_compute.py::test_sparse_compute_trains_like_dense[]",
 }
 HEAD = """# Supported combinations
 

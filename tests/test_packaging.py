@@ -37,7 +37,11 @@ def build(folder: Path, hook: str, **environment: str) -> tuple[zipfile.ZipFile,
 def test_a_wheel_holds_the_package_and_both_libraries(tmp_path: Path) -> None:
     wheel, _ = build(tmp_path, "build_wheel")
     names = set(wheel.namelist())
-    assert {"autosparse/__init__.py", "autosparse/recipes/digits.yaml", "autosparse/report/page.css"} | LIBRARIES <= names
+    assert {
+        "autosparse/__init__.py",
+        "autosparse/recipes/library/digits.yaml",
+        "autosparse/report/page.css",
+    } | LIBRARIES <= names
     wheel.extractall(tmp_path / "installed")
     script = "import autosparse.kernels as k; print(k.__file__, k.instruction_set())"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOSPARSE_KERNELS")}

@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autosparse.common import moved
+
 __version__ = "0.1.0"
+
+moved.install()
 
 # Loaded on first use, so that `import autosparse.cli` does not wait for torch.
 _HOMES = {
     "AutoSparse": "methods",
-    "AutoTune": "autotune",
+    "AutoTune": "methods.autotune",
     "CS": "methods",
-    "deploy": "deployment.engine",
+    "deploy": "serving.engine",
     "DNS": "methods",
     "DNW": "methods",
     "DPF": "methods",
@@ -23,7 +27,7 @@ _HOMES = {
     "GradientAnnealing": "methods.annealing",
     "GraSP": "methods",
     "list_methods": "methods",
-    "load_sparse": "deployment",
+    "load_sparse": "export",
     "LotteryTicket": "methods",
     "LTP": "methods",
     "MEST": "methods",
@@ -32,10 +36,10 @@ _HOMES = {
     "profile": "cost",
     "PruneRetrain": "methods",
     "Random": "methods",
-    "recalibrate": "recalibration",
-    "ReferenceRecorder": "autotune",
+    "recalibrate": "sparsifier.recalibration",
+    "ReferenceRecorder": "methods.autotune",
     "RigL": "methods",
-    "save_sparse": "deployment",
+    "save_sparse": "export",
     "SCL": "methods",
     "SET": "methods",
     "SNFS": "methods",
@@ -43,11 +47,11 @@ _HOMES = {
     "soft_threshold": "functional",
     "Sparsifier": "sparsifier",
     "sparsify": "sparsifier",
-    "SparsityWarning": "warning",
+    "SparsityWarning": "common.warnings",
     "STR": "methods",
     "SWAT": "methods",
     "SynFlow": "methods",
-    "threshold_decay": "autotune",
+    "threshold_decay": "methods.autotune",
     "TopKAST": "methods",
     "TopKASTGA": "methods",
     "TopKASTPP": "methods",
@@ -62,13 +66,10 @@ if TYPE_CHECKING:
     from autosparse import methods as methods
     from autosparse import models as models
     from autosparse import schedules as schedules
-    from autosparse.autotune import AutoTune as AutoTune
-    from autosparse.autotune import ReferenceRecorder as ReferenceRecorder
-    from autosparse.autotune import threshold_decay as threshold_decay
+    from autosparse.common.warnings import SparsityWarning as SparsityWarning
     from autosparse.cost import profile as profile
-    from autosparse.deployment import load_sparse as load_sparse
-    from autosparse.deployment import save_sparse as save_sparse
-    from autosparse.deployment.engine import deploy as deploy
+    from autosparse.export import load_sparse as load_sparse
+    from autosparse.export import save_sparse as save_sparse
     from autosparse.functional import gated_mask as gated_mask
     from autosparse.functional import soft_threshold as soft_threshold
     from autosparse.methods import CS as CS
@@ -100,10 +101,13 @@ if TYPE_CHECKING:
     from autosparse.methods import list_methods as list_methods
     from autosparse.methods import method as method
     from autosparse.methods.annealing import GradientAnnealing as GradientAnnealing
-    from autosparse.recalibration import recalibrate as recalibrate
+    from autosparse.methods.autotune import AutoTune as AutoTune
+    from autosparse.methods.autotune import ReferenceRecorder as ReferenceRecorder
+    from autosparse.methods.autotune import threshold_decay as threshold_decay
+    from autosparse.serving.engine import deploy as deploy
     from autosparse.sparsifier import Sparsifier as Sparsifier
     from autosparse.sparsifier import sparsify as sparsify
-    from autosparse.warning import SparsityWarning as SparsityWarning
+    from autosparse.sparsifier.recalibration import recalibrate as recalibrate
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse import functional
-from autosparse.tensors import assign, kth_smallest, split_at, whole
+from autosparse.common.tensors import assign, kth_smallest, split_at, whole
 
 NARROW = (torch.float16, torch.bfloat16)
 

@@ -16,7 +16,7 @@ SCORE = """
 import sys
 import torch
 from autosparse.data import open_data
-from autosparse.training.recipes import load_recipe
+from autosparse.recipes.loading import load_recipe
 def accuracy(predict):
     data = open_data(load_recipe("run/recipe.yaml").data)
     right = [predict(*inputs).argmax(-1) == target for inputs, target in data.test.epoch(0)]
@@ -29,7 +29,7 @@ net = small_conv(width=8).eval()
 LOAD = {
     "safetensors": BUILD
     + """
-from autosparse.deployment import load_sparse
+from autosparse.export import load_sparse
 accuracy(load_sparse("run/export/model.sparse.safetensors", net))
 """,
     "torch": BUILD
@@ -38,7 +38,7 @@ net.load_state_dict(torch.load("run/export/model.pt", weights_only=True))
 accuracy(net)
 """,
     "hub": """
-from autosparse.deployment import SparseModel
+from autosparse.export import SparseModel
 accuracy(SparseModel.from_pretrained("run/export/hub"))
 """,
     "onnx": """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autosparse import cli
-from autosparse.training.recipes import load_recipe, recipe_names
+from autosparse.recipes.loading import load_recipe, recipe_names
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

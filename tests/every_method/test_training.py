@@ -11,7 +11,7 @@ from torch import nn
 
 import autosparse
 from autosparse.layer import Layer
-from autosparse.methods.drop_grow import DropAndGrow
+from autosparse.methods.families.drop_grow import DropAndGrow
 
 from .running import COMBINATIONS, NETS, active, begin, counts, make_net, trajectory
 from .settings import ROWS, STEPS, TOTAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autosparse.training.recipe import Recipe
+from autosparse.recipes.recipe import Recipe
 
 SMALL: dict[str, Any] = {
     "name": "small",

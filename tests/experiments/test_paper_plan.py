@@ -10,7 +10,7 @@ from autosparse.experiments.paper.facts import TABLES, network_of, paper_numbers
 from autosparse.experiments.paper.figures import FIGURES, PAPER_DECAY
 from autosparse.experiments.paper.scales import Full, Scale
 from autosparse.experiments.paper.small import Small
-from autosparse.training.recipes import load_recipe
+from autosparse.recipes.loading import load_recipe
 
 
 def row(item: str, place: int, scale: Scale) -> Cell:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autosparse
 from autosparse import AutoSparse, AutoTune
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 
 EPOCHS, ACCUMULATION, CLIP = 4, 2, 0.01
 TARGET = AutoSparse(target_sparsity=0.7)

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 import autosparse
 from autosparse import AutoSparse, AutoTune
 from autosparse.integrations.transformers import sparsify_trainer
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 
 BATCH = 4
 TUNED = AutoSparse(autotune=AutoTune(epochs=3, reference=(0.7, 0.69, 0.68)), start_sparsity=0.5)

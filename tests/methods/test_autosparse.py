@@ -10,8 +10,8 @@ from torch import nn
 
 import autosparse
 from autosparse import STR, AutoSparse, AutoTune
-from autosparse.guard import SparsityRunaway
 from autosparse.parametrizations import SoftThreshold
+from autosparse.sparsifier.guard import SparsityRunaway
 
 STEPS = {"epochs": 6, "steps": 10}
 
@@ -141,7 +141,7 @@ def test_a_missed_target_is_called_out(loop):
 
 
 def test_sampled_quantiles_meet_the_target_too(loop, monkeypatch):
-    monkeypatch.setattr("autosparse.steering.SAMPLE", 20_000)
+    monkeypatch.setattr("autosparse.methods.steering.SAMPLE", 20_000)
     model = nn.Sequential(nn.Linear(10, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
     run = loop(model, AutoSparse(target_sparsity=0.9), **STEPS)
     run.run()

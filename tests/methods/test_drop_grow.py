@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from autosparse import sparsify
-from autosparse.methods.base import Method
+from autosparse.common.tensors import random_stream
 from autosparse.methods.dsr import DSR
-from autosparse.methods.fixed_mask import mask_of
+from autosparse.methods.families.base import Method
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.mest import MEST
-from autosparse.methods.random_mask import Random
+from autosparse.methods.random import Random
 from autosparse.methods.rigl import RigL
-from autosparse.methods.set_ import SET
+from autosparse.methods.set import SET
 from autosparse.methods.snfs import SNFS
-from autosparse.tensors import random_stream
 
 from .numpy_net import LAYERS, Array, MomentumSGD, NumpyNet, batches, loss_of, torch_net
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import Sparsifier, sparsify
-from autosparse.methods.base import Method
-from autosparse.methods.drop_grow import apportion, drop, grow, highest, replace
 from autosparse.methods.dsr import DSR
-from autosparse.methods.fixed_mask import mask_of, set_mask
+from autosparse.methods.families.base import Method
+from autosparse.methods.families.drop_grow import apportion, drop, grow, highest, replace
+from autosparse.methods.families.fixed_mask import mask_of, set_mask
 from autosparse.methods.mest import MEST
 from autosparse.methods.rigl import RigL
-from autosparse.methods.set_ import SET, signed_ranks
+from autosparse.methods.set import SET, signed_ranks
 from autosparse.methods.snfs import SNFS, momentum
 
 from .numpy_net import batches, loss_of, torch_net

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from autosparse import Sparsifier, distributions, sparsify
 from autosparse.methods.dsr import DSR
-from autosparse.methods.fixed_mask import RandomStart, mask_of
+from autosparse.methods.families.fixed_mask import RandomStart, mask_of
 from autosparse.methods.mest import MEST
-from autosparse.methods.random_mask import Random
+from autosparse.methods.random import Random
 from autosparse.methods.rigl import RigL
-from autosparse.methods.set_ import SET
+from autosparse.methods.set import SET
 from autosparse.methods.snfs import SNFS
 
 from .numpy_net import batches, loss_of

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from autosparse import sparsify
-from autosparse.methods.continuous import CS
+from autosparse.methods.cs import CS
 from autosparse.methods.dst import DST
-from autosparse.methods.learned import LearnedMask
+from autosparse.methods.families.learned_mask import LearnedMask
 from autosparse.methods.ltp import LTP
 from autosparse.methods.optg import OptG
 from autosparse.methods.scl import SCL

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import SparsityWarning, sparsify
-from autosparse.methods.continuous import CS, Logits
+from autosparse.methods.cs import CS, Logits
 from autosparse.methods.dst import DST, FilterThreshold, step_derivative
-from autosparse.methods.learned import LearnedMask, SoftMask
+from autosparse.methods.families.learned_mask import LearnedMask, SoftMask
 from autosparse.methods.ltp import LTP, SoftPruned
 from autosparse.methods.optg import OptG, Scored
 from autosparse.methods.scl import SCL, Connected

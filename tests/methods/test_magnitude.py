@@ -14,11 +14,11 @@ from torch import nn
 
 from autosparse import sparsify
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.base import Method
 from autosparse.methods.dnw import DNW
 from autosparse.methods.dpf import DPF
+from autosparse.methods.families.base import Method
+from autosparse.methods.families.magnitude import Magnitude
 from autosparse.methods.gmp import GMP
-from autosparse.methods.magnitude import Magnitude
 from autosparse.methods.swat import SWAT
 from autosparse.methods.topkast import TopKAST, TopKASTGA, TopKASTPP
 from autosparse.parametrizations import Masked

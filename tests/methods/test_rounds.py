@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from autosparse import sparsify
+from autosparse.common.tensors import random_stream
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.base import Method
 from autosparse.methods.dns import DNS
+from autosparse.methods.families.base import Method
 from autosparse.methods.lottery import LotteryTicket
 from autosparse.methods.prune_retrain import PruneRetrain
 from autosparse.sparsifier import Sparsifier
-from autosparse.tensors import random_stream
 
 from .numpy_net import LAYERS, Array, MomentumSGD, NumpyNet, batches, loss_of, torch_net
 

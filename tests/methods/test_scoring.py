@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import sparsify
-from autosparse.methods.base import Method
+from autosparse.common.warnings import SparsityWarning
+from autosparse.methods.families.base import Method
+from autosparse.methods.families.scored import ScoredMask, progress, select, summed_gradients
 from autosparse.methods.grasp import GraSP
-from autosparse.methods.scores import ScoredMask, progress, select, summed_gradients
 from autosparse.methods.snip import SNIP
 from autosparse.methods.synflow import SynFlow
 from autosparse.sparsifier import Sparsifier
-from autosparse.warning import SparsityWarning
 
 from .numpy_net import LAYERS, Array, MomentumSGD, NumpyNet, batches, loss_of, torch_net
 

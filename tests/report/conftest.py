@@ -111,7 +111,7 @@ def make_run(tmp_path: Path) -> Maker:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Short real runs on the digits: AutoSparse with a target beside a dense run, and RigL, which has no thresholds."""
-    from autosparse.training.recipes import load_recipe
+    from autosparse.recipes.loading import load_recipe
     from autosparse.training.run import train
 
     root = tmp_path_factory.mktemp("trained")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autosparse.common.warnings import SparsityWarning
 from autosparse.report import read_run, write_report
 from autosparse.report.page import build_page
-from autosparse.warning import SparsityWarning
 
 Maker = Callable[..., Path]
 EVIL = "<script>window.hacked = 1</script>"

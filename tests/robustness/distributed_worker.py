@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosparse
 from autosparse import STR, AutoSparse, AutoTune
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 
 from .training import Run, conv_net, make_optimizer, mlp
 

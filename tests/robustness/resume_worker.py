@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autosparse import STR, AutoSparse, AutoTune, SparsityWarning
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 from autosparse.models import small_conv, small_transformer
 
 from .training import Run, begin

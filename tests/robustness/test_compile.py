@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from autosparse import STR, AutoSparse
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 from autosparse.models import small_transformer
 
 from .training import Run, batch, begin, conv_net, make_optimizer, mlp

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import autosparse
 from autosparse import STR, AutoSparse, AutoTune
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 
 from .kinds import Attending, Recurrent, Tied
 from .training import Run, batch, begin, conv_net, differences, make_optimizer, mlp

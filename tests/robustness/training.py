@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autosparse
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 
 CLASSES = 3
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from autosparse.data import open_data
 from autosparse.data.config import TranslationData
+from autosparse.recipes.loading import check_recipe
 from autosparse.training.evaluate import bleu, evaluate, translate
-from autosparse.training.recipes import check_recipe
 from autosparse.training.run import train
 
 PAIRS = [

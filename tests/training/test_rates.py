@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosparse.recipes.recipe import ScheduleBlock
 from autosparse.training.rates import all_rates, learning_rate
-from autosparse.training.recipe import ScheduleBlock
 
 
 def test_cosine_by_epoch_with_warm_up_is_the_papers() -> None:

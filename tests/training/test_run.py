@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import load_recipe
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.training.run import train
 from autosparse.training.session import Diverged
 

@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from autosparse.deployment.engine_bench import Row
-    from autosparse.deployment.engine_native import LayerChoice
+    from autosparse.bench.inference import Row
+    from autosparse.serving.native import LayerChoice
 
 MODELS = ("resnet50", "mobilenet_v1", "transformer")
 DENSE_LAYERS = ("fc", "output")  # the classifier and the vocabulary, as the sparse recipes leave them
@@ -82,7 +82,7 @@ def run(
 
 def run_file(name: str) -> Path | None:
     """Where a run keeps what is measured of it; None for a built-in model."""
-    from autosparse.deployment.card import BENCH
+    from autosparse.export.card import BENCH
 
     return Path(name) / BENCH if Path(name).is_dir() else None
 
@@ -205,10 +205,10 @@ def measure(
     """All contestants under one condition, and how ours compute their layers."""
     import torch
 
-    from autosparse.deployment.engine import Deployed, deploy
-    from autosparse.deployment.engine_bench import dense_contestants, rows_of, take_turns
-    from autosparse.deployment.engine_bench_decoding import translation_contestants
+    from autosparse.bench.decoding import translation_contestants
+    from autosparse.bench.inference import dense_contestants, rows_of, take_turns
     from autosparse.models.transformer import Transformer
+    from autosparse.serving.engine import Deployed, deploy
 
     inputs = example(name, batch)
     models = list(contestants(name, sparsities))

@@ -11,8 +11,8 @@ import typer
 from autosparse.cli.bench_infer import fractions, numbers
 
 if TYPE_CHECKING:
-    from autosparse.compute import LayerPlan
-    from autosparse.experiments.training_bench import Row, Settings
+    from autosparse.bench.training import Row, Settings
+    from autosparse.compute.compute import LayerPlan
 
 MODES = ("auto", "dense", "sparse")
 HELP = """Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
@@ -62,7 +62,7 @@ def run(
     if not set(modes) <= set(MODES):
         raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
 
-    from autosparse.experiments.training_bench import Settings, Start, compare, layer_plans, peak_bytes, prepare
+    from autosparse.bench.training import Settings, Start, compare, layer_plans, peak_bytes, prepare
     from autosparse.training.folder import write_json
 
     settings = Settings(

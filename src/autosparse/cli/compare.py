@@ -39,7 +39,7 @@ def run(
     from autosparse.experiments.cells import grid, parse_variation
     from autosparse.experiments.runner import Interrupted
     from autosparse.experiments.tables import show
-    from autosparse.training.recipes import load_recipe
+    from autosparse.recipes.loading import load_recipe
 
     base = load_recipe(recipe, settings)
     rows = grid(

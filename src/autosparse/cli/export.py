@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from autosparse.recipes.recipe import Recipe
     from autosparse.training.folder import Folder
-    from autosparse.training.recipe import Recipe
 
 NAMES = {"safetensors": "model.sparse.safetensors", "torch": "model.pt", "onnx": "model.onnx", "hub": "hub"}
 TOKENIZER = "tokenizer.json"
@@ -53,7 +53,7 @@ def run(
     if kind == "onnx" and dtype not in (None, "fp32"):
         raise ValueError(f"--dtype {dtype} does not go with --format onnx, which computes in fp32")
 
-    from autosparse.deployment.states import precision
+    from autosparse.export.states import precision
 
     precision(dtype)
     target = out or folder / "export" / NAMES[kind]
@@ -74,8 +74,8 @@ run.__doc__ = HELP
 
 def open_finished(path: Path) -> Finished:
     """The run in a folder, its model in evaluation mode; the error for any but a finished one says what to do."""
+    from autosparse.recipes.loading import load_recipe
     from autosparse.training.folder import Folder
-    from autosparse.training.recipes import load_recipe
 
     folder = Folder(path)
     check_finished(folder)
@@ -131,7 +131,7 @@ def load_model(folder: Folder, recipe: Recipe, arguments: dict[str, Any]) -> nn.
 
 
 def write_sparse(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:
-    from autosparse.deployment import load_sparse, save_sparse
+    from autosparse.export import load_sparse, save_sparse
 
     save_sparse(finished.model, target, dtype=dtype, force=force)
     load_sparse(target, finished.model)
@@ -139,14 +139,14 @@ def write_sparse(finished: Finished, target: Path, force: bool, dtype: str | Non
 
 
 def write_torch(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:
-    from autosparse.deployment import save_torch
+    from autosparse.export import save_torch
 
     save_torch(finished.model, target, dtype=dtype, force=force)
     return [f"load it with model.load_state_dict(torch.load({target.name!r}, weights_only=True)); autosparse is not needed"]
 
 
 def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:
-    from autosparse.deployment import SparseModel, read_facts
+    from autosparse.export import SparseModel, read_facts
 
     name = finished.recipe.model.name
     hub = SparseModel.of(finished.model, name, finished.arguments)
@@ -155,13 +155,13 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     hub.extra_files = [tokenizer] if tokenizer.is_file() else []
     hub.save_pretrained(target, force=force)
     own = ", model=your_model" if ":" in name else ""
-    return [f"from autosparse.deployment import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{own})"]
+    return [f"from autosparse.export import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{own})"]
 
 
 def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:
     from autosparse.data import TranslationData
-    from autosparse.deployment import save_onnx
-    from autosparse.deployment.files import refuse_existing
+    from autosparse.export import save_onnx
+    from autosparse.export.files import refuse_existing
 
     refuse_existing(target, force)  # before the data is opened
     inputs = real_inputs(finished)

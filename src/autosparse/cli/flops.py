@@ -110,7 +110,7 @@ def example(model: str, shape: str | None) -> Tensor | tuple[Tensor, ...]:
 def spread(model: nn.Module, profile: Profile, sparsity: float, distribution: str, dense: list[str]) -> dict[str, float]:
     """Density by layer name when `sparsity` is spread over the layers that `sparsify` would take."""
     from autosparse.distributions import distribute
-    from autosparse.selection import select
+    from autosparse.sparsifier.selection import select
 
     used = {name for layer in profile.layers for name in (layer.name, layer.tied_to)}
     shapes = {layer.name: tuple(layer.shape) for layer in select(model) if layer.name in used}

@@ -17,12 +17,12 @@ def run(
     Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
     """
     from autosparse.cli.output import print_json, print_table
-    from autosparse.training.recipe_files import recipe_names, recipe_text
+    from autosparse.recipes.files import recipe_names, recipe_text
 
     if schema:
         if name is not None or copy is not None:
             raise ValueError("--schema describes all recipes: leave the name and --copy out")
-        from autosparse.training.schema import recipe_schema
+        from autosparse.recipes.json_schema import recipe_schema
 
         print_json(recipe_schema())
     elif copy is not None:
@@ -31,7 +31,7 @@ def run(
         print(copied(name, copy))
     elif name is not None:
         if as_json:
-            from autosparse.training.recipes import load_recipe
+            from autosparse.recipes.loading import load_recipe
 
             print_json(load_recipe(name).model_dump(mode="json"))
         else:
@@ -47,7 +47,7 @@ def run(
 
 def row(name: str) -> dict[str, Any]:
     """What the list says of a recipe; unchecked, since checking needs torch and this is to answer at once."""
-    from autosparse.training.recipe_files import find_recipe, merged_block
+    from autosparse.recipes.files import find_recipe, merged_block
 
     block = merged_block(find_recipe(name))
     data = block["data"]
@@ -68,7 +68,7 @@ def named(block: Any) -> str:
 
 def copied(name: str, target: Path) -> str:
     """Write a recipe to a file that does not exist yet; what to do next."""
-    from autosparse.training.recipe_files import recipe_text
+    from autosparse.recipes.files import recipe_text
 
     text = recipe_text(name)
     if target.suffix not in (".yaml", ".yml"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from autosparse.training.recipe import Recipe
+    from autosparse.recipes.recipe import Recipe
 
 DEFAULT = "digits"
 HELP = """Train a recipe; with none, the embedded default: a small net on scikit-learn's digits.
@@ -36,7 +36,7 @@ def run(
     quiet: bool = typer.Option(False, "--quiet", help="No progress, no summary."),
     report: bool = typer.Option(True, help="Write the HTML report at the end."),
 ) -> None:
-    from autosparse.training.recipes import load_recipe
+    from autosparse.recipes.loading import load_recipe
     from autosparse.training.run import train
     from autosparse.training.session import Diverged
     from autosparse.training.signals import Stopped

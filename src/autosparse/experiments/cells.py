@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosparse.experiments.methods import has_field, method_block, optimizer_block, sparsity_field
-from autosparse.training.method_block import DENSE
-from autosparse.training.overrides import merged
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import check_recipe
-from autosparse.training.yaml_text import read_value
+from autosparse.recipes.loading import check_recipe
+from autosparse.recipes.method_block import DENSE
+from autosparse.recipes.overrides import merged
+from autosparse.recipes.recipe import Recipe
+from autosparse.recipes.yaml_text import read_value
 
 Setting = tuple[str, Any]
 

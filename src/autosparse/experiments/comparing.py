@@ -17,9 +17,9 @@ from autosparse.experiments.results import failures, results
 from autosparse.experiments.runner import Outcome, run_cells
 from autosparse.experiments.summaries import Summary, summarise
 from autosparse.experiments.tables import Table
+from autosparse.recipes.method_block import DENSE
+from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import write_text
-from autosparse.training.method_block import DENSE
-from autosparse.training.recipe import Recipe
 
 FILES = ("table.md", "table.csv", "table.json")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from autosparse.experiments.cells import Cell
 from autosparse.experiments.runner import Listener, Outcome
-from autosparse.training.method_block import DENSE
+from autosparse.recipes.method_block import DENSE
 
 
 def duration(seconds: float) -> str:

@@ -16,9 +16,9 @@ from typing import Any, Literal, NoReturn
 
 from autosparse.experiments.cells import Cell
 from autosparse.experiments.states import State, message_of, state_of, stored_recipe
+from autosparse.recipes.loading import dump_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import read_json, write_text
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import dump_recipe
 
 POLL = 0.05  # seconds between looks at the running processes
 GRACE = 60.0  # seconds that stopped processes get to save

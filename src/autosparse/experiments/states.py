@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from autosparse.training import recipes
+from autosparse.recipes import loading as recipes
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import read_json
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import load_recipe
 
 State = Literal["new", "unfinished", "done"]
 

@@ -22,7 +22,7 @@ from autosparse.integrations.gradients import Gradients
 from autosparse.integrations.lightning_run import EpochLoss, check_plan, plan
 from autosparse.integrations.module_hooks import count_macs, follow, unfollow
 from autosparse.integrations.regroup import move_thresholds
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
 
 try:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autosparse.binding import unwrap
-from autosparse.groups import find_groups
 from autosparse.integrations.loops import add_penalty, check_start, divide, without
-from autosparse.methods.base import Method
+from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
+from autosparse.sparsifier.binding import unwrap
+from autosparse.sparsifier.groups import find_groups
 
 try:
     import accelerate  # type: ignore[import-untyped]  # noqa: F401 - its absence shows only when a Trainer is made

@@ -2,12 +2,8 @@
 
 from autosparse.kernels.functional import sparse_conv2d, sparse_linear
 from autosparse.kernels.library import available, instruction_set, why_not
-from autosparse.kernels.planner import Passes, Planner, Workload
 
 __all__ = [
-    "Passes",
-    "Planner",
-    "Workload",
     "available",
     "instruction_set",
     "sparse_conv2d",

@@ -7,13 +7,13 @@ import difflib
 from typing import Any
 
 from autosparse.methods.autosparse import STR, AutoSparse
-from autosparse.methods.base import About, Method
-from autosparse.methods.continuous import CS
+from autosparse.methods.cs import CS
 from autosparse.methods.dns import DNS
 from autosparse.methods.dnw import DNW
 from autosparse.methods.dpf import DPF
 from autosparse.methods.dsr import DSR
 from autosparse.methods.dst import DST
+from autosparse.methods.families.base import About, Method
 from autosparse.methods.gmp import GMP
 from autosparse.methods.grasp import GraSP
 from autosparse.methods.lottery import LotteryTicket
@@ -21,10 +21,10 @@ from autosparse.methods.ltp import LTP
 from autosparse.methods.mest import MEST
 from autosparse.methods.optg import OptG
 from autosparse.methods.prune_retrain import PruneRetrain
-from autosparse.methods.random_mask import Random
+from autosparse.methods.random import Random
 from autosparse.methods.rigl import RigL
 from autosparse.methods.scl import SCL
-from autosparse.methods.set_ import SET
+from autosparse.methods.set import SET
 from autosparse.methods.snfs import SNFS
 from autosparse.methods.snip import SNIP
 from autosparse.methods.swat import SWAT

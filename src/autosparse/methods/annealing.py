@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosparse import schedules
-from autosparse.methods.base import require
+from autosparse.methods.families.base import require
 
 DEFAULT_ALPHA = 0.75
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from autosparse import steering
-from autosparse.autotune import AlphaTuner, AutoTune, TargetController
+from autosparse.common.warnings import warn
 from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
+from autosparse.methods import steering
 from autosparse.methods.annealing import DEFAULT_ALPHA, GradientAnnealing
-from autosparse.methods.base import About, Method, dense_like, require
+from autosparse.methods.autotune import AlphaTuner, AutoTune, TargetController
+from autosparse.methods.families.base import About, Method, dense_like, require
 from autosparse.parametrizations import SoftThreshold
-from autosparse.warning import warn
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
@@ -124,7 +124,7 @@ class LearnedThreshold(Method):
     def after_step(self, run: Sparsifier) -> None:
         layers = steering.threshold_layers(run.layers)
         if run.controller and run.controller.due(run.step):
-            steering.steer(layers, run.controller, run.step, run.guard, run.generator)
+            steering.steer(layers, run.controller, run.step, run.held_floor, run.generator)
             if run.step == run.total_steps:
                 self._warn_if_missed(run)
         if self._backward_sparsity():

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.base import About, Method, dense_like, first_and_last, require
-from autosparse.methods.fixed_mask import mask_of
+from autosparse.methods.families.base import About, Method, dense_like, first_and_last, require
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.parametrizations import Masked
 
 if TYPE_CHECKING:

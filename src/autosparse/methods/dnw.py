@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autosparse.methods.base import About
-from autosparse.methods.magnitude import DenseGradient
+from autosparse.methods.families.base import About
+from autosparse.methods.families.magnitude import DenseGradient
 
 
 @dataclass(frozen=True, kw_only=True)

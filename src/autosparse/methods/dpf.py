@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autosparse.distributions import DISTRIBUTIONS
-from autosparse.methods.base import About
-from autosparse.methods.magnitude import GLOBAL, CubicRamp, DenseGradient
+from autosparse.methods.families.base import About
+from autosparse.methods.families.magnitude import GLOBAL, CubicRamp, DenseGradient
 
 
 @dataclass(frozen=True, kw_only=True)

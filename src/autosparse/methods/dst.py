@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from autosparse.common.tensors import split_at
 from autosparse.functional import is_active
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like, require
-from autosparse.methods.learned import LearnedMask, learned_tensor, parts, per_channel
+from autosparse.methods.families.base import About, dense_like, require
+from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, per_channel
 from autosparse.parametrizations import SparseParametrization
-from autosparse.tensors import split_at
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.base import About, require
-from autosparse.methods.fixed_mask import hold, mask_of, set_mask
-from autosparse.methods.magnitude import CubicRamp
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.fixed_mask import hold, mask_of, set_mask
+from autosparse.methods.families.magnitude import CubicRamp
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

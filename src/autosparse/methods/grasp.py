@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autosparse.methods.base import About, require
-from autosparse.methods.scores import LossFunction, ScoredMask, Scores, required, summed_gradients
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.scored import LossFunction, ScoredMask, Scores, required, summed_gradients
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from autosparse.methods.base import About, require
-from autosparse.methods.fixed_mask import mask_of
+from autosparse.common.tensors import assign
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.prune_retrain import DEFAULT_SPARSITY, MagnitudeRounds
-from autosparse.tensors import assign
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from autosparse.common.tensors import split_at
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like, require
-from autosparse.methods.learned import LearnedMask, SoftMask, harden, learned_tensor, parts
-from autosparse.tensors import split_at
+from autosparse.methods.families.base import About, dense_like, require
+from autosparse.methods.families.learned_mask import LearnedMask, SoftMask, harden, learned_tensor, parts
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.base import About, require
-from autosparse.methods.drop_grow import DropAndGrow, drop, grow, random_scores
-from autosparse.methods.fixed_mask import mask_of, set_mask
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.drop_grow import DropAndGrow, drop, grow, random_scores
+from autosparse.methods.families.fixed_mask import mask_of, set_mask
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from autosparse import schedules
+from autosparse.common.tensors import top_mask
+from autosparse.common.warnings import warn
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like, require
-from autosparse.methods.learned import LearnedMask, learned_tensor, parts, straight_through
+from autosparse.methods.families.base import About, dense_like, require
+from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, straight_through
 from autosparse.parametrizations import SparseParametrization
-from autosparse.tensors import top_mask
-from autosparse.warning import warn
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

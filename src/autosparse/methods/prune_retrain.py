@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from autosparse.common.tensors import top_mask
 from autosparse.layer import Layer
-from autosparse.methods.base import About, require
-from autosparse.methods.fixed_mask import mask_of
-from autosparse.methods.scores import PRUNED, RankedMask, select
-from autosparse.tensors import top_mask
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.fixed_mask import mask_of
+from autosparse.methods.families.scored import PRUNED, RankedMask, select
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like
-from autosparse.methods.drop_grow import Replacement
-from autosparse.methods.fixed_mask import FixedMask
+from autosparse.methods.families.base import About, dense_like
+from autosparse.methods.families.drop_grow import Replacement
+from autosparse.methods.families.fixed_mask import FixedMask
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

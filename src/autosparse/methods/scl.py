@@ -10,8 +10,8 @@ from torch import Tensor
 
 from autosparse import schedules
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like, require
-from autosparse.methods.learned import LearnedMask, learned_tensor, parts, straight_through
+from autosparse.methods.families.base import About, dense_like, require
+from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, straight_through
 from autosparse.parametrizations import SparseParametrization
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.base import About, dense_like, require
-from autosparse.methods.drop_grow import Replacement, apportion, drop, grow
-from autosparse.methods.fixed_mask import clear_state, mask_of, write_mask
+from autosparse.methods.families.base import About, dense_like, require
+from autosparse.methods.families.drop_grow import Replacement, apportion, drop, grow
+from autosparse.methods.families.fixed_mask import clear_state, mask_of, write_mask
 from autosparse.schedules import cosine_fraction
 
 if TYPE_CHECKING:

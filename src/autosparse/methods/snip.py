@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from autosparse.methods.base import About
-from autosparse.methods.scores import LossFunction, ScoredMask, Scores, required, summed_gradients
+from autosparse.methods.families.base import About
+from autosparse.methods.families.scored import LossFunction, ScoredMask, Scores, required, summed_gradients
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autosparse import activation_sparsity
-from autosparse.activation_sparsity import InputBound
+from autosparse.common.ranks import ranks
+from autosparse.compute import activation_sparsity
+from autosparse.compute.activation_sparsity import InputBound
 from autosparse.distributions import DISTRIBUTIONS
 from autosparse.layer import Layer
-from autosparse.methods.base import About, require
-from autosparse.methods.magnitude import GLOBAL, DenseGradient
-from autosparse.tensors import ranks
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.magnitude import GLOBAL, DenseGradient
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

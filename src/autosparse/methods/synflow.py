@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from autosparse.methods.base import About, require
-from autosparse.methods.scores import PRUNED, LossFunction, ScoredMask, Scores, over_ranks, progress, select
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.scored import PRUNED, LossFunction, ScoredMask, Scores, over_ranks, progress, select
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

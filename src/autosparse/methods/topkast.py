@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from autosparse import functional
+from autosparse.common.tensors import kth_smallest, top_mask
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.base import About, require
-from autosparse.methods.magnitude import DenseGradient
+from autosparse.methods.families.base import About, require
+from autosparse.methods.families.magnitude import DenseGradient
 from autosparse.parametrizations import Masked
-from autosparse.tensors import kth_smallest, top_mask
 
 if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier

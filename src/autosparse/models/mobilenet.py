@@ -3,15 +3,7 @@
 from torch import Tensor, nn
 
 from autosparse.models.checks import one_of, whole
-from autosparse.models.layers import (
-    Classifier,
-    Init,
-    classifier_layer,
-    classify,
-    conv,
-    kaiming_fan_in,
-    kaiming_fan_out,
-)
+from autosparse.models.layers import Classifier, Init, classifier_layer, classify, conv, kaiming_fan_in, kaiming_fan_out
 
 # (output channels at width 1, stride) of the thirteen separable convolutions
 SEPARABLE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))

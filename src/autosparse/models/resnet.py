@@ -3,15 +3,7 @@
 from torch import Tensor, nn
 
 from autosparse.models.checks import one_of, whole
-from autosparse.models.layers import (
-    Classifier,
-    Init,
-    classifier_layer,
-    classify,
-    conv,
-    kaiming_fan_in,
-    kaiming_fan_out,
-)
+from autosparse.models.layers import Classifier, Init, classifier_layer, classify, conv, kaiming_fan_in, kaiming_fan_out
 
 EXPANSION = 4
 

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from autosparse.common.warnings import warn
 from autosparse.report.charts import Chart
 from autosparse.report.page import GENERATOR, build_page, charts_of
 from autosparse.report.runs import Run
-from autosparse.warning import warn
 
 PAGE = "report.html"
 

@@ -15,9 +15,9 @@ import autosparse
 from autosparse import models
 from autosparse.data import Data
 from autosparse.methods import Method
+from autosparse.recipes.recipe import ModelBlock, Recipe, build_method
 from autosparse.sparsifier import Sparsifier
 from autosparse.training.rates import all_rates
-from autosparse.training.recipe import ModelBlock, Recipe, build_method
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:

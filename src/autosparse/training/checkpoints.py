@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autosparse.warning import warn
+from autosparse.common.warnings import warn
 
 FORMAT, VERSION = "autosparse checkpoint", 1
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"

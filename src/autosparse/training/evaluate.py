@@ -13,10 +13,10 @@ from torch import nn
 from autosparse.data import Data, ImageData, TranslationData, open_data
 from autosparse.data.packages import need
 from autosparse.models.beam import beam_search
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, checkpoints
 from autosparse.training.folder import Folder, read_json, write_json
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import load_recipe
 from autosparse.training.validate import autocast, validate
 
 LENGTH_PENALTY = 0.6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autosparse.training.recipe import ScheduleBlock
+from autosparse.recipes.recipe import ScheduleBlock
 
 
 def learning_rate(block: ScheduleBlock, peak: float, step: int, steps_per_epoch: int, epochs: int) -> float:

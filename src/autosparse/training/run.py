@@ -11,16 +11,16 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from autosparse.autotune import ReferenceRecorder
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
+from autosparse.methods.autotune import ReferenceRecorder
+from autosparse.recipes.loading import differences, dump_recipe, load_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, machine, randomness
 from autosparse.training.folder import Folder, as_read, read_json, write_json, write_text
 from autosparse.training.loop import fit
 from autosparse.training.processes import Processes, joined, spread
 from autosparse.training.progress import Progress, choose_progress
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import differences, dump_recipe, load_recipe
 from autosparse.training.session import Session
 from autosparse.training.signals import Stopped, StopRequest
 from autosparse.training.validate import summed_loss, validate

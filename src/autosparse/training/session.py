@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from autosparse.data import Data
 from autosparse.methods import Method
+from autosparse.recipes.loading import dump_recipe
+from autosparse.recipes.recipe import Recipe
 from autosparse.sparsifier import Sparsifier
 from autosparse.training import checkpoints, randomness
 from autosparse.training.build import stage_epochs
 from autosparse.training.folder import Folder
 from autosparse.training.processes import Processes
 from autosparse.training.progress import Progress
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import dump_recipe
 from autosparse.training.signals import StopRequest
 
 

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
+from autosparse.common.warnings import warn
 from autosparse.training import checkpoints
 from autosparse.training.processes import Processes
-from autosparse.warning import warn
 
 LAST, PREVIOUS, BEST, REST = "last", "previous", "best", "rest.pt"
 

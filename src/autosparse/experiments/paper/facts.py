@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import load_recipe, recipe_names
+from autosparse.recipes.loading import load_recipe, recipe_names
+from autosparse.recipes.recipe import Recipe
 
 TABLES = {
     "table1": ("resnet50_main", "ResNet-50 on ImageNet-1K"),

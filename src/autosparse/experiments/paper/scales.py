@@ -8,9 +8,9 @@ from typing import Any
 
 from autosparse.experiments.cells import Cell, cell, with_value
 from autosparse.experiments.paper.facts import PaperRow, recipe_of
-from autosparse.training.overrides import apply
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import check_recipe, load_recipe
+from autosparse.recipes.loading import check_recipe, load_recipe
+from autosparse.recipes.overrides import apply
+from autosparse.recipes.recipe import Recipe
 
 # A changed value of a recipe, by its dotted path.
 Changes = Mapping[str, Any]

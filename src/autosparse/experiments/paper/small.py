@@ -8,10 +8,10 @@ from typing import Any
 from autosparse.experiments.methods import LEARNED, THRESHOLD_METHODS, interval, optimizer_block
 from autosparse.experiments.paper.facts import network_of
 from autosparse.experiments.paper.scales import Changes, Scale, counted
-from autosparse.training.method_block import DENSE
-from autosparse.training.overrides import merged
-from autosparse.training.recipe import Recipe
-from autosparse.training.recipes import load_recipe
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.method_block import DENSE
+from autosparse.recipes.overrides import merged
+from autosparse.recipes.recipe import Recipe
 
 PAPER_EPOCHS = {"resnet50": 100, "mobilenet": 100, "wmt14": 44}
 TRANSLATION_EPOCHS = 4

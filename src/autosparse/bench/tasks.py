@@ -1,0 +1,139 @@
+"""What a training step is timed on: a model, one batch for it, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autosparse import models
+from autosparse.models import chunked_cross_entropy
+from autosparse.models.transformer import Transformer
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.recipe import Recipe
+from autosparse.training import build
+from autosparse.training.folder import Folder, read_json
+
+SENTENCE = 32  # tokens of a sentence
+PADDING_ID = 0
+IMAGES = {
+    "mobilenet_v1": (3, 224, 224),
+    "resnet20": (3, 32, 32),
+    "resnet32": (3, 32, 32),
+    "resnet50": (3, 224, 224),
+    "small_conv": (1, 28, 28),
+    "small_transformer": (1, 28, 28),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A way to make the model, always the same, and a batch; `densities` are those that a run has learned, by layer."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+    include: tuple[str, ...] | None = None
+    densities: dict[str, float] | None = None
+
+    @property
+    def size(self) -> str:
+        tokens = not self.inputs[0].is_floating_point()
+        return f"{self.targets.numel()} tokens" if tokens else f"batch {len(self.targets)}"
+
+
+def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None) -> Task:
+    """For a built-in model, the user's own module:function, or the folder of a finished run."""
+    torch.manual_seed(0)
+    if Path(what).is_dir():
+        return _run_task(Path(what), batch)
+    if what == "transformer":
+        return _translation_task(what, tokens)
+    if ":" not in what and what not in IMAGES:
+        raise ValueError(
+            f"{what} is not known; give a built-in model ({', '.join(models.list_models())}), "
+            "your own module:function, or the folder of a finished run"
+        )
+    shape = image or IMAGES.get(what)
+    if shape is None:
+        raise ValueError(f"the input of {what} is not known; give the shape of one image, such as --image 3,224,224")
+    images = torch.randn(batch, *shape)
+    with torch.no_grad():
+        found = _channels_last(build.build_named(what, {}))(images[:2])
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        raise ValueError(f"{what} must turn images into one row of class scores each")
+    return Task(what, lambda: build.build_named(what, {}), (images,), torch.randint(found.shape[1], (batch,)))
+
+
+def _translation_task(what: str, tokens: int) -> Task:
+    if tokens % SENTENCE:
+        raise ValueError(f"--tokens {tokens}: sentences have {SENTENCE} tokens, so give a multiple of that")
+
+    def make() -> nn.Module:
+        return models.transformer(padding_id=PADDING_ID)
+
+    vocabulary = models.transformer(padding_id=PADDING_ID).output.out_features
+    source, target, wanted = (torch.randint(1, vocabulary, (tokens // SENTENCE, SENTENCE)) for _ in range(3))
+    # the vocabulary layer shares its weight with the embedding, so it is sparse only where it is named
+    return Task(what, make, (source, target), wanted, include=("encoder", "decoder", "output"))
+
+
+def _run_task(path: Path, batch: int) -> Task:
+    """The run's model with new weights, a batch of its own data, and the densities that it has learned."""
+    from autosparse.data import open_data
+
+    folder = Folder(path)
+    if not folder.done:
+        raise ValueError(f"{path} holds no finished run (there is no {folder.result.name}); let it finish first")
+    recipe = load_recipe(folder.recipe)
+    layers = read_json(folder.result).get("layers", [])
+    densities = {str(each["name"]): 1 - float(each["sparsity"]) for each in layers}
+    if not densities:
+        raise ValueError(f"the run in {path} is dense: it has learned no densities")
+    data = open_data(recipe.data)
+    inputs, targets = next(iter(data.train.epoch(0)))
+    taken = torch.arange(batch) % len(targets) if inputs[0].is_floating_point() else torch.arange(len(targets))
+
+    def make() -> nn.Module:
+        return build.build_model(recipe.model, data)
+
+    included = _layers_of(recipe, make(), densities)
+    return Task(path.name, make, tuple(each[taken] for each in inputs), targets[taken], included, densities)
+
+
+def _layers_of(recipe: Recipe, model: nn.Module, densities: dict[str, float]) -> tuple[str, ...]:
+    missing = [name for name in densities if name not in dict(model.named_modules())]
+    if missing:
+        raise ValueError(f"the result names layers that {recipe.model.name} does not have: {', '.join(missing[:3])}")
+    return tuple(densities)
+
+
+def _channels_last(model: nn.Module) -> nn.Module:
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def new_model(task: Task) -> nn.Module:
+    """The model with the same first weights at every call, convolutions channels_last."""
+    torch.manual_seed(0)
+    return _channels_last(task.make())
+
+
+def inputs_of(task: Task) -> tuple[Tensor, ...]:
+    return tuple(each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in task.inputs)
+
+
+def plain_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    """Cross-entropy as everybody writes it."""
+    return F.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
+
+
+def own_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    """The same number as our training makes it: by chunks of tokens where there is a vocabulary."""
+    if isinstance(model, Transformer):
+        return chunked_cross_entropy(model.states(*inputs), model.output, targets)
+    return plain_loss(model, inputs, targets)

@@ -1,0 +1,93 @@
+"""Files that appear whole or not at all, synced to the disk, and never over another one unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; the file takes its real name once its content has reached the disk.
+
+    The temporary name is random and created exclusively, so that no link planted under it can be followed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _beside(path)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        mode = unfinished.stat().st_mode
+        yield unfinished
+        unfinished.chmod(mode)  # some writers create files that only their owner may read
+        _sync(unfinished)
+        os.replace(unfinished, path)
+        _sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Replace a file at once; gives its path."""
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(content)
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a text file at once; gives its path."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, content: Any, default: Callable[[Any], Any] | None = None) -> Path:
+    """Replace a JSON file at once; NaN and infinity are refused."""
+    return write_text(path, json.dumps(content, indent=1, allow_nan=False, default=default) + "\n")
+
+
+@contextmanager
+def whole_folder(path: Path, force: bool) -> Iterator[Path]:
+    """A temporary folder whose files then move to `path`; with force they replace those of the same name, others stay."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; give the name of a folder")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise ValueError(f"{path} exists already and is not empty: give another name, or replace it with --force (force=True)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _beside(path)
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        path.mkdir(exist_ok=True)
+        for file in sorted(unfinished.iterdir()):
+            _sync(file)
+            os.replace(file, path / file.name)
+        _sync(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Before any work: an existing file stays, unless the user says otherwise."""
+    if path.is_dir() and not path.is_symlink():
+        raise ValueError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists already: give another name, or replace it with --force (force=True)")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Wait until the file, or the entries of a folder, are on the disk; not every system can open a folder."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,28 @@
+"""Sentences and numbers that people read, written in one way everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """ "; did you mean 'epochs'?" if a known word is close, else `otherwise`."""
+    close = get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else otherwise
+
+
+def require(ok: bool, name: str, given: object, allowed: str) -> None:
+    """Refuse a value: what was given, what is allowed."""
+    if not ok:
+        raise ValueError(f"{name} is {given!r}; allowed: {allowed}")
+
+
+def duration(seconds: float) -> str:
+    """3.2 s, 40 s, 5 min, 2 h 05 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

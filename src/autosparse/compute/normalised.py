@@ -1,0 +1,112 @@
+"""The steps of a fused network, as functions on modules: the values between them are tensors or normalised values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from autosparse.compute.planner import DENSE, Passes
+from autosparse.kernels import fused_functions, fused_passes
+from autosparse.kernels.dense import Geometry
+from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.layer_call import LayerCall
+
+
+class Normalised(NamedTuple):
+    """What a batch norm gives, kept as the raw value and the folded batch norm; perhaps after a ReLU."""
+
+    raw: Tensor
+    folded: Tensor
+    relu: bool = False
+
+
+class Route(Protocol):
+    """What a sparsified convolution carries as `sparse_route`."""
+
+    passes: Passes
+    input_shape: torch.Size | None
+
+    def wanted(self, module: nn.Module) -> str | Tensor:
+        """Where the weight needs a gradient: "all", "active" or a mask."""
+
+
+def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
+    """norm(conv(x)) in training, running statistics included."""
+    raw, folded, relu = x if isinstance(x, Normalised) else (x, None, False)
+    raw, folded, statistics = fused_functions.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
+    track(norm, statistics, raw)
+    return Normalised(raw, folded)
+
+
+def activated(value: Normalised) -> Normalised:
+    return value._replace(relu=True)
+
+
+def plain(value: Normalised) -> Tensor:
+    """The value as a tensor, for whoever else uses it."""
+    return fused_functions.join(value.raw, value.folded, None, None, value.relu)
+
+
+def joined(first: Normalised, second: Tensor | Normalised, relu: bool) -> Tensor:
+    """first + second, and its ReLU if wanted."""
+    if _broadcasts(first, second):
+        total = plain(first) + (plain(second) if isinstance(second, Normalised) else second)
+        return total.relu() if relu else total
+    other, folded = second[:2] if isinstance(second, Normalised) else (second, None)
+    return fused_functions.join(first.raw, first.folded, other, folded, relu)
+
+
+def _broadcasts(first: Normalised, second: Tensor | Normalised) -> bool:
+    other = second.raw if isinstance(second, Normalised) else second
+    return other.shape != first.raw.shape or other.dtype is not torch.float32
+
+
+def joined_conv_norm(
+    first: Normalised, second: Tensor | Normalised, relu: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d
+) -> tuple[Tensor, Normalised]:
+    """The sum, and norm(conv(sum))."""
+    if _broadcasts(first, second):
+        total = joined(first, second, relu)
+        return total, conv_norm(conv, norm, total)
+    other, other_folded = second[:2] if isinstance(second, Normalised) else (second, None)
+    branches = first.raw, first.folded, other, other_folded
+    result, raw, folded, statistics = fused_functions.join_conv_norm(*branches, relu, *_call(conv, norm, first.raw.shape))
+    track(norm, statistics, raw)
+    return result, Normalised(raw, folded)
+
+
+def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[LayerCall, Norm]:
+    """What the modules do to an input of this shape."""
+    route: Route | None = vars(conv).get("sparse_route")
+    if route is not None:
+        route.input_shape = shape
+    # before the weight: a mask is taken from what the weight is made of
+    wanted = "all" if route is None else route.wanted(conv)
+    kind, mask = ("mask", wanted) if isinstance(wanted, Tensor) else (wanted, None)
+    passes = DENSE if route is None else route.passes
+    shift = norm.running_mean
+    if shift is None:
+        shift = torch.zeros(norm.num_features)
+    geometry = Geometry(_pair(conv.stride), _pair(conv.padding), _pair(conv.dilation), conv.groups)
+    return LayerCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
+
+
+def _pair(value: Sequence[int] | str) -> tuple[int, int]:
+    return int(value[0]), int(value[1])
+
+
+def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:
+    """Running statistics as torch keeps them."""
+    count = raw.numel() // raw.shape[1]
+    if count == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {raw.shape}")
+    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
+        return
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    factor = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    fused_passes.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
+    torch.autograd.graph.increment_version((norm.running_mean, norm.running_var))

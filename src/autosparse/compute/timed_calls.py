@@ -1,0 +1,109 @@
+"""The passes of a layer as calls to be timed, dense and sparse, on tensors of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from autosparse.compute.planner import Workload
+from autosparse.kernels import dense, fused_passes, passes
+from autosparse.kernels.compressed import Compressed
+from autosparse.kernels.fused_passes import Ending, Gradient, Value
+from autosparse.kernels.plans import Plan
+
+Calls = Mapping[str, Callable[[], object]]
+
+
+class LayerCalls:
+    """Input and output gradient of a layer, and the calls that work on them. They are ones: no time depends on values."""
+
+    def __init__(self, workload: Workload) -> None:
+        conv = workload.conv
+        self.workload = workload
+        self.shape: tuple[int, ...] = (conv.out_channels, conv.in_channels)
+        if workload.linear:
+            pixels = conv.images * conv.in_size[0] * conv.in_size[1]
+            self.x, self.grad = torch.ones(pixels, conv.in_channels), torch.ones(pixels, conv.out_channels)
+            return
+        self.shape = (*self.shape, *conv.kernel)
+        shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
+        self.x, self.grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
+        self.geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
+        if workload.fused:  # what the input is made of, and what the output's gradient is
+            self.value = Value(self.x, torch.ones(3, conv.in_channels), relu=True)
+            self.of_raw = Gradient(self.grad, self.grad, torch.ones(3, conv.out_channels))
+            self.shift = torch.zeros(conv.out_channels)
+
+    def dense(self, weight: Tensor) -> Calls:
+        """By torch: "forward", "input" and "weight"."""
+        x, grad = self.x, self.grad
+        if self.workload.linear:
+            return {
+                "forward": lambda: dense.linear(x, weight, None),
+                "input": lambda: dense.linear_input_gradient(grad, weight),
+                "weight": lambda: dense.linear_weight_gradient(grad, x),
+            }
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        if self.workload.fused:
+            return self._dense_among_fused(weight)
+        return {
+            "forward": lambda: dense.conv2d(x, weight, None, self.geometry),
+            "input": lambda: dense.conv2d_input_gradient(grad, x, weight, self.geometry),
+            "weight": lambda: dense.conv2d_weight_gradient(grad, x, weight, self.geometry),
+        }
+
+    def _dense_among_fused(self, weight: Tensor) -> Calls:
+        """With the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
+
+        def forward() -> None:
+            raw = dense.conv2d(fused_passes.materialise(self.value), weight, None, self.geometry)
+            fused_passes.statistics(raw, self.shift)
+
+        def of_input() -> None:
+            of_raw = fused_passes.materialise_gradient(self.of_raw)
+            found = dense.conv2d_input_gradient(of_raw, self.x, weight, self.geometry)
+            found = found.contiguous(memory_format=torch.channels_last)
+            fused_passes.finish(found, Ending.at(self.value), torch.empty_like(self.x))
+
+        def of_weight() -> None:  # the output's gradient is there already if the other pass is dense too
+            dense.conv2d_weight_gradient(self.grad, fused_passes.materialise(self.value), weight, self.geometry)
+
+        return {"forward": forward, "input": of_input, "weight": of_weight}
+
+    def sparse(self, plan: Plan, weight: Tensor) -> tuple[int, Calls]:
+        """The non-zeros of a weight, and our passes with it: those of torch, "compress" and perhaps "both".
+
+        The transposed weight is made in the passes that need it."""
+        threads = torch.get_num_threads()
+        compressed = Compressed(plan, weight, threads)
+
+        calls = self._fused(compressed, weight) if self.workload.fused else self._plain(compressed, weight)
+        return compressed.nonzeros, {
+            "compress": lambda: compressed.fill(weight, threads),
+            **calls,
+        }
+
+    def _plain(self, compressed: Compressed, weight: Tensor) -> Calls:
+        x, grad = self.x, self.grad
+        return {
+            "forward": lambda: passes.forward(compressed, x, None, torch.empty_like(grad)),
+            "input": lambda: passes.input_gradient(compressed, grad, torch.empty_like(x)),
+            "weight": lambda: passes.weight_gradient(compressed, x, grad, torch.empty_like(weight)),
+        }
+
+    def _fused(self, compressed: Compressed, weight: Tensor) -> Calls:
+        value, of_raw, ending = self.value, self.of_raw, Ending.at(self.value)
+        if not fused_passes.reaches_all(compressed):
+            return self._plain(compressed, weight)
+        calls: dict[str, Callable[[], object]] = {
+            "forward": lambda: fused_passes.forward(compressed, value, None, self.shift, torch.empty_like(self.grad)),
+            "input": lambda: fused_passes.input_gradient(compressed, of_raw, ending, torch.empty_like(self.x)),
+            "weight": lambda: fused_passes.weight_gradient(compressed, value, of_raw, torch.empty_like(weight)),
+        }
+        if fused_passes.joint_gradients_fit(compressed):
+            calls["both"] = lambda: fused_passes.joint_gradients(
+                compressed, value, of_raw, ending, torch.empty_like(self.x), torch.empty_like(weight)
+            )
+        return calls

@@ -1,0 +1,118 @@
+"""ONNX through torch.onnx.export, compared with onnxruntime on real inputs before the file takes its name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosparse.export.files import refuse_existing, whole_file
+from autosparse.export.states import refuse_sparsified
+
+TOLERANCE = 1e-4  # of the largest output: other orders of summation, and nothing more
+LARGEST = 2**31 - 2**20  # bytes: one protobuf holds no more
+
+
+def save_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    inputs: Sequence[Tensor],
+    *,
+    names: Sequence[str] = ("input",),
+    dynamic: Sequence[Mapping[int, str]] | None = None,
+    force: bool = False,
+) -> float:
+    """Write a dense ONNX model whose batch may have any size; returns the largest difference from torch, relative.
+
+    `inputs` are real ones, at least two a batch; `dynamic` names further sides that vary, input by input.
+    """
+    target = Path(path)
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _need(package)
+    refuse_existing(target, force)
+    refuse_sparsified(model)
+    if any(len(each) < 2 for each in inputs) or len(names) != len(inputs):
+        raise ValueError(f"give a name and a batch of at least two samples for each of the {len(inputs)} inputs")
+    if sum(each.nbytes for each in model.state_dict().values()) > LARGEST:
+        raise ValueError("the model has more than 2 GB of weights, which one ONNX file cannot hold: use safetensors")
+    sides = dynamic or [{0: "batch"}] * len(inputs)
+    # other sizes than those that were traced: sides that look dynamic may have been fixed
+    halves, ones = _cut(inputs, sides, 2), _cut(inputs, [{0: "batch"}] * len(inputs), len(inputs[0]))
+    was_training = model.training
+    model.eval()
+    try:
+        with whole_file(target, force) as unfinished:
+            _export(model, unfinished, tuple(inputs), names, sides)
+            return max(_compare(model, unfinished, names, each) for each in (inputs, halves, ones))
+    finally:
+        model.train(was_training)
+
+
+def _cut(inputs: Sequence[Tensor], sides: Sequence[Mapping[int, str]], parts: int) -> list[Tensor]:
+    """The first part of every named side."""
+    cut = list(inputs)
+    for number, each in enumerate(sides):
+        for place in each:
+            cut[number] = cut[number].narrow(place, 0, max(1, cut[number].shape[place] // parts))
+    return [each.contiguous() for each in cut]
+
+
+def _export(
+    model: nn.Module, path: Path, inputs: tuple[Tensor, ...], names: Sequence[str], dynamic: Sequence[Mapping[int, str]]
+) -> None:
+    sides: dict[str, Any] = {}
+    shapes = tuple({place: sides.setdefault(side, torch.export.Dim(side)) for place, side in each.items()} for each in dynamic)
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)  # it tells of its own internals, and of packages that this model does not need
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=list(names),
+                output_names=["output"],
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        exporter.setLevel(level)
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+def _compare(model: nn.Module, path: Path, names: Sequence[str], inputs: Sequence[Tensor]) -> float:
+    runtime = _need("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
+    with torch.no_grad():
+        expected = model(*inputs)
+    output = torch.from_numpy(found)
+    if output.shape != expected.shape:
+        raise RuntimeError(
+            f"onnxruntime gives outputs of {tuple(output.shape)}, torch of {tuple(expected.shape)}: nothing was written"
+        )
+    difference = float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if not difference <= TOLERANCE:
+        raise RuntimeError(f"onnxruntime's outputs differ from torch's by {difference:.1e} of the largest: nothing was written")
+    return difference
+
+
+def _need(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f'ONNX export needs the package {package}: pip install "autosparse[onnx]"') from error

@@ -1,0 +1,91 @@
+"""What of a model goes into a file: its plain tensors, tied ones once, weights in half precision where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from autosparse.common.tensors import is_sharded
+from autosparse.parametrizations import SparseParametrization
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class State:
+    """Tensors by name, on the CPU and contiguous; `tied` maps further names to the one that holds the tensor."""
+
+    tensors: dict[str, Tensor]
+    tied: dict[str, str]
+
+    def all(self) -> dict[str, Tensor]:
+        """Every name, tied ones too."""
+        return {**self.tensors, **{name: self.tensors[target] for name, target in self.tied.items()}}
+
+
+def plain_state(model: nn.Module | Mapping[str, Any]) -> State:
+    """The tensors of a finished model or of a plain state_dict."""
+    if isinstance(model, nn.Module):
+        refuse_sparsified(model)
+        model = model.state_dict()
+    elif not isinstance(model, Mapping):
+        raise TypeError(f"give a model or a state_dict, got {type(model).__name__}")
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    places: dict[Any, str] = {}
+    for name, value in model.items():
+        _check(name, value)
+        # equal places alone make a tie: views of different parts of one storage are tensors of their own
+        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
+        if place in places:
+            tied[name] = places[place]
+        else:
+            places[place] = name
+            tensors[name] = value.detach().cpu().contiguous()
+    return State(tensors, tied)
+
+
+def refuse_sparsified(model: nn.Module) -> None:
+    """A model with thresholds or masks still on its weights is not what will be used."""
+    for name, module in model.named_modules():
+        for parametrization in getattr(module, "parametrizations", {}).values() if parametrize.is_parametrized(module) else ():
+            if any(isinstance(each, SparseParametrization) for each in parametrization):
+                raise ValueError(
+                    f"the model is still being trained sparsely ({name or 'the model itself'} has its threshold or mask on): "
+                    "call sp.finalize() first, or save sp.dense_state_dict()"
+                )
+
+
+def _check(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; only tensors can be saved (a module's extra state cannot)")
+    if is_sharded(value):
+        raise ValueError(f"{name} is sharded over processes: build a plain model and call sp.finalize(into=plain) first")
+    if value.is_meta:
+        raise ValueError(f"{name} is on the meta device: it has no numbers to save")
+    if value.layout != torch.strided or value.is_quantized:
+        raise ValueError(f"{name} is a {value.layout} tensor; make it an ordinary one with .to_dense() first")
+
+
+def precision(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The precision that the user names."""
+    if dtype is None or dtype in PRECISIONS.values():
+        return dtype  # type: ignore[return-value]
+    if dtype not in PRECISIONS:
+        raise ValueError(f"dtype {dtype!r} is not known; give {', '.join(PRECISIONS)}, or none to keep what the model has")
+    return PRECISIONS[str(dtype)]
+
+
+def narrow(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A weight with numbers of at most this precision; vectors (biases, norms and their statistics) stay as they are."""
+    if dtype is None or tensor.ndim < 2 or not tensor.is_floating_point() or tensor.itemsize <= dtype.itemsize:
+        return tensor
+    narrowed = tensor.to(dtype)
+    if bool((narrowed.isinf() & tensor.isfinite()).any()):
+        raise ValueError(f"{name} has numbers beyond the range of {dtype}: use bf16, which has the range of fp32, or fp32")
+    return narrowed

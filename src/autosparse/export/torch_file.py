@@ -1,0 +1,32 @@
+"""The plainest file: a dense state_dict with the model's own keys, which torch alone reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosparse.export.files import refuse_existing, whole_file
+from autosparse.export.states import narrow, plain_state, precision
+
+
+def save_torch(
+    model: nn.Module | Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    force: bool = False,
+) -> None:
+    """Save a state_dict for `model.load_state_dict(torch.load(path, weights_only=True))`; zeros take their room."""
+    target, widest = Path(path), precision(dtype)
+    refuse_existing(target, force)
+    state = plain_state(model)
+    narrowed = {name: narrow(name, tensor, widest) for name, tensor in state.tensors.items()}
+    # a view of a larger storage would take all of it along
+    own = {name: each if each.untyped_storage().nbytes() == each.nbytes else each.clone() for name, each in narrowed.items()}
+    with whole_file(target, force) as unfinished:
+        torch.save({**own, **{name: own[tied] for name, tied in state.tied.items()}}, unfinished)

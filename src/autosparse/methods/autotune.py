@@ -1,0 +1,294 @@
+"""Algorithm 1 (alpha steered by a dense run's losses) and the target-sparsity controller: plain state machines."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from autosparse.schedules import cubic
+
+_FORMAT, _VERSION = "autosparse-reference", 1
+
+
+def _need(ok: bool, name: str, given: object, allowed: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} is {given!r}; allowed: {allowed}")
+
+
+def _checked_losses(losses: Iterable[object], source: str) -> tuple[float, ...]:
+    checked = []
+    for epoch, loss in enumerate(losses):
+        if isinstance(loss, bool) or not isinstance(loss, Real) or not 0.0 < float(loss) < math.inf:
+            raise ValueError(f"{source}: the loss of epoch {epoch} is {loss!r}; losses must be finite numbers above 0")
+        checked.append(float(loss))
+    return tuple(checked)
+
+
+def _plain(settings: Mapping[str, object] | None) -> dict[str, object]:
+    """Settings as JSON gives them back (tuples become lists), so that a file and a run can be compared."""
+    try:
+        plain: dict[str, object] = json.loads(json.dumps(dict(settings or {})))
+    except TypeError as error:
+        raise TypeError(f"settings must be plain values that JSON can hold: {error}") from None
+    return plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoTune:
+    """Algorithm 1: T0 `epochs`, eps0 `tolerance`, eps1 `up`, eps2 `down`; `reference` losses of a dense run."""
+
+    epochs: int = 9
+    tolerance: float = 0.01
+    up: float = 0.05
+    down: float = 0.005
+    start: float = 0.5
+    reference: Sequence[float] | str | os.PathLike[str] | None = None
+    settings: Mapping[str, object] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.epochs, int) and not isinstance(self.epochs, bool)
+        _need(whole and self.epochs >= 1, "epochs", self.epochs, "a whole number of at least 1")
+        _need(0.0 <= self.tolerance < math.inf, "tolerance", self.tolerance, "a finite number >= 0")
+        _need(0.0 < self.up < math.inf, "up", self.up, "a finite number above 0")
+        _need(0.0 <= self.down < 1.0, "down", self.down, "[0, 1)")
+        # From 0 the products of Algorithm 1 never move.
+        _need(0.0 < self.start <= 1.0, "start", self.start, "(0, 1]")
+        if self.settings is not None:
+            object.__setattr__(self, "settings", _plain(self.settings))
+        if self.reference is not None and not isinstance(self.reference, (str, os.PathLike)):
+            # A tuple of its own: a list that the caller changes later must not change a frozen config.
+            object.__setattr__(self, "reference", _checked_losses(self.reference, "reference"))
+            self.losses()
+
+    def losses(self) -> tuple[float, ...]:
+        """The reference losses, read from the file if `reference` names one; at least `epochs` of them."""
+        if self.reference is None:
+            raise ValueError(
+                "AutoTune has no reference losses: train the dense model for "
+                f"{self.epochs} epochs with autosparse.methods.autotune.ReferenceRecorder(path), then give reference=path"
+            )
+        if isinstance(self.reference, (str, os.PathLike)):
+            losses, _ = _read_reference(Path(self.reference))
+        else:
+            losses = tuple(self.reference)
+        if len(losses) < self.epochs:
+            raise ValueError(
+                f"AutoTune tunes for {self.epochs} epochs, but the reference holds {len(losses)} losses: "
+                f"record {self.epochs} dense epochs, or give AutoTune(epochs={max(1, len(losses))})"
+            )
+        return losses
+
+    def settings_difference(self) -> list[str]:
+        """A sentence for every setting in which the reference run differs from this one."""
+        if self.settings is None or not isinstance(self.reference, (str, os.PathLike)):
+            return []
+        _, recorded = _read_reference(Path(self.reference))
+        if not recorded:
+            return []
+        sentences = []
+        for name in sorted(recorded.keys() | self.settings.keys()):
+            if name not in recorded:
+                sentences.append(f"this run has {name} = {self.settings[name]!r}, the reference does not say its own")
+            elif name not in self.settings:
+                sentences.append(f"the reference has {name} = {recorded[name]!r}, this run does not say its own")
+            elif recorded[name] != self.settings[name]:
+                sentences.append(
+                    f"the reference was recorded with {name} = {recorded[name]!r}, this run has {self.settings[name]!r}"
+                )
+        return sentences
+
+
+def _read_reference(path: Path) -> tuple[tuple[float, ...], dict[str, object]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"reference file {path} does not exist; ReferenceRecorder writes one in a dense run") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"reference file {path} is not JSON: {error}") from None
+    if isinstance(content, list):
+        return _checked_losses(content, str(path)), {}
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"reference file {path} is neither a list of losses nor a file of ReferenceRecorder")
+    if content.get("version") != _VERSION:
+        raise ValueError(f"reference file {path} has version {content.get('version')!r}; this release reads {_VERSION}")
+    losses, settings = content.get("losses"), content.get("settings") or {}
+    if not isinstance(losses, list) or not isinstance(settings, dict):
+        raise ValueError(f"reference file {path} is damaged: it needs a list `losses` and an object `settings`")
+    return _checked_losses(losses, str(path)), settings
+
+
+class ReferenceRecorder:
+    """Writes the mean loss of every epoch of a dense run to a JSON file for `AutoTune(reference=path)`."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *, overwrite: bool = False
+    ) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not overwrite:
+            raise ValueError(f"{self.path} exists already; choose another path or give overwrite=True")
+        self.settings = _plain(settings)
+        self.losses: list[float] = []
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def record(self, loss: float) -> None:
+        """Add the mean training loss of the epoch just done; the file is complete after every call."""
+        losses = [*self.losses, float(loss)]
+        _checked_losses(losses, "ReferenceRecorder")
+        content = {"format": _FORMAT, "version": _VERSION, "losses": losses, "settings": self.settings}
+        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.path)
+        self.losses = losses
+
+
+def _refuse_difference(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    different = [f"{name} was {saved.get(name)!r}, is {own[name]!r}" for name in own if saved.get(name) != own[name]]
+    if different:
+        raise ValueError(f"this state belongs to another {what}: {'; '.join(different)}")
+
+
+class AlphaTuner:
+    """Algorithm 1: for the first T0 epochs alpha follows the gap between the sparse run's loss and the dense run's."""
+
+    def __init__(self, config: AutoTune) -> None:
+        self.config = config
+        self.alpha = config.start
+        self.history: list[tuple[int, float, float, float]] = []  # epoch, loss, reference, alpha after
+        self._reference = config.losses()[: config.epochs]
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the losses of all T0 epochs have been seen: alpha then stays, and only decays."""
+        return len(self.history) >= self.config.epochs
+
+    def observe(self, epoch: int, loss: float) -> float:
+        """Take the mean training loss of `epoch` (from 0), give the alpha of the next; from T0 on nothing changes."""
+        loss = float(loss)
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss of epoch {epoch} is {loss}; auto-tune needs a finite loss")
+        if self.tuned and epoch >= self.config.epochs:
+            return self.alpha
+        if epoch != len(self.history):
+            raise ValueError(f"auto-tune expected the loss of epoch {len(self.history)} and was given epoch {epoch}")
+        reference = self._reference[epoch]
+        too_high = loss >= (1.0 + self.config.tolerance) * reference
+        self.alpha *= 1.0 + self.config.up if too_high else 1.0 - self.config.down
+        self.alpha = min(1.0, max(0.0, self.alpha))
+        self.history.append((epoch, loss, reference, self.alpha))
+        return self.alpha
+
+    def alpha_at(self, epoch: float, anneal: Callable[[float, float], float], epochs: float) -> float:
+        """Alpha of `epoch`: the running value before T0, then alpha_T0 * anneal(epoch - T0, epochs - T0)."""
+        tuning = self.config.epochs
+        if epochs <= tuning:
+            raise ValueError(
+                f"auto-tune takes the first {tuning} epochs and the run has {epochs}: train longer, "
+                "or give AutoTune fewer epochs"
+            )
+        if epoch < tuning:
+            return self.alpha
+        if not self.tuned:
+            raise RuntimeError(
+                f"alpha of epoch {epoch} needs the losses of the first {tuning} epochs, "
+                f"and {len(self.history)} were observed: pass the mean loss at the end of every epoch"
+            )
+        return self.alpha * anneal(epoch - tuning, epochs - tuning)
+
+    def _identity(self) -> dict[str, Any]:
+        config = self.config
+        constants = {"epochs": config.epochs, "tolerance": config.tolerance, "up": config.up, "down": config.down}
+        return {**constants, "start": config.start, "reference": list(self._reference)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {**self._identity(), "alpha": self.alpha, "history": [list(entry) for entry in self.history]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; other constants or other reference losses are refused."""
+        _refuse_difference("auto-tune", state, self._identity())
+        self.history = [(int(e), float(loss), float(ref), float(alpha)) for e, loss, ref, alpha in state["history"]]
+        self.alpha = float(state["alpha"])
+
+
+class TargetController:
+    """Steers the overall sparsity along a cubic ramp: it says when and how far, the caller moves the thresholds."""
+
+    def __init__(self, target: float, ramp: float, total_steps: int, every: int | None = None, max_decay: float = 24.0) -> None:
+        _need(0.0 < target < 1.0, "target", target, "(0, 1), the fraction of zeros at the end")
+        _need(0.0 < ramp <= 1.0, "ramp", ramp, "(0, 1], the part of the run at which the target is reached")
+        _need(total_steps >= 1, "total_steps", total_steps, "at least 1")
+        _need(every is None or every >= 1, "every", every, "at least 1, or None")
+        _need(
+            0.0 < max_decay <= 100.0,
+            "max_decay",
+            max_decay,
+            "(0, 100], the most nats that the thresholds may move in a run",
+        )
+        self.target = target
+        self.ramp = ramp
+        self.total_steps = total_steps
+        self.every = every if every is not None else min(100, max(1, round(total_steps / 80)))
+        self.max_decay = max_decay
+        self.start_sparsity: float | None = None
+        self.history: list[tuple[int, float, float, float]] = []  # step, wanted, reached, factor
+
+    def start(self, sparsity: float) -> None:
+        """Record S_i, the overall sparsity before the first step."""
+        _need(0.0 <= sparsity <= 1.0, "sparsity", sparsity, "[0, 1]")
+        self.start_sparsity = float(sparsity)
+
+    def due(self, step: int) -> bool:
+        """Whether thresholds move after `step` optimizer steps: every `every` steps and after the last."""
+        if self.start_sparsity is None or step < 1:
+            return False
+        return step % self.every == 0 or step == self.total_steps
+
+    def wanted(self, step: int) -> float:
+        """S*(t) = S_f + (S_i - S_f)(1 - min(1, t/(ramp T)))^3, or S_f if the run starts above it."""
+        if self.start_sparsity is None:
+            raise RuntimeError("the target controller does not know the sparsity at the start: call start(sparsity) first")
+        return cubic(step / (self.ramp * self.total_steps), min(self.start_sparsity, self.target), self.target)
+
+    def limit(self, factor: float) -> float:
+        """The factor on all thresholds' s, within [e^-d, e^d], d = max_decay * every / total_steps nats."""
+        if math.isnan(factor):
+            raise ValueError("the controller's factor is NaN: a weight or a threshold is not finite")
+        most = self.max_decay * min(1.0, self.every / self.total_steps)
+        return min(math.exp(most), max(math.exp(-most), factor))
+
+    def record(self, step: int, wanted: float, reached: float, factor: float) -> None:
+        """Keep one move for the report."""
+        self.history.append((int(step), float(wanted), float(reached), float(factor)))
+
+    def _identity(self) -> dict[str, Any]:
+        named = {"target": self.target, "ramp": self.ramp, "total_steps": self.total_steps}
+        return {**named, "every": self.every, "max_decay": self.max_decay}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        history = [list(entry) for entry in self.history]
+        return {**self._identity(), "start_sparsity": self.start_sparsity, "history": history}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; another target, ramp, length or pace is refused."""
+        _refuse_difference("target controller", state, self._identity())
+        start = state["start_sparsity"]
+        self.start_sparsity = None if start is None else float(start)
+        self.history = [(int(step), float(w), float(r), float(f)) for step, w, r, f in state["history"]]
+
+
+def threshold_decay(total: float, lrs: Iterable[float], momentum: float = 0.0) -> float:
+    """Weight decay that shrinks s by `total` nats over a run: D (1 - momentum) / sum(lr), with the lr of every step."""
+    _need(0.0 <= total < math.inf, "total", total, "a finite number of nats >= 0")
+    _need(0.0 <= momentum < 1.0, "momentum", momentum, "[0, 1)")
+    rates = [float(rate) for rate in lrs]
+    for step, rate in enumerate(rates):
+        _need(0.0 <= rate < math.inf, f"the learning rate of step {step}", rate, "a finite number >= 0")
+    summed = math.fsum(rates)
+    if summed <= 0.0:
+        raise ValueError(f"the {len(rates)} learning rates sum to 0; lrs needs the learning rate of every step of the run")
+    return total * (1.0 - momentum) / summed

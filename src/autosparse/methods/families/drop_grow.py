@@ -1,0 +1,134 @@
+"""One drop-and-grow for RigL, SET, SNFS, DSR and MEST: exact counts from scores, and when to change the masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from autosparse.common.tensors import top_mask
+from autosparse.layer import Layer
+from autosparse.methods.families.base import require
+from autosparse.methods.families.fixed_mask import RandomStart, mask_of, set_mask
+from autosparse.schedules import cosine_fraction
+
+if TYPE_CHECKING:
+    from autosparse.sparsifier import Sparsifier
+
+
+def highest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """Exactly `count` of the weights in the set `among`, those with the largest scores; ties go to the lower index."""
+    values = torch.masked_select(scores, among).nan_to_num(-math.inf, math.inf, -math.inf)
+    return torch.zeros_like(among).masked_scatter_(among, top_mask(values, count))
+
+
+def drop(active: Tensor, scores: Tensor, count: int) -> Tensor:
+    """The active weights without the `count` lowest-scored ones; among ties the highest index goes first."""
+    return highest(scores, active, int(torch.count_nonzero(active)) - count)
+
+
+def grow(active: Tensor, scores: Tensor, count: int, allowed: Tensor | None = None) -> Tensor:
+    """The active weights and `count` more: the highest-scored inactive ones, inside `allowed` if that is given."""
+    inactive = ~active if allowed is None else allowed & ~active
+    return active | highest(scores, inactive, count)
+
+
+def replace(active: Tensor, drop_scores: Tensor, grow_scores: Tensor, count: int) -> Tensor:
+    """Drop `count` weights, then grow as many among all that were not kept: a dropped weight may come straight back."""
+    return grow(drop(active, drop_scores, count), grow_scores, count)
+
+
+def random_scores(layer: Layer, generator: torch.Generator) -> Tensor:
+    """One torch.rand of the layer's shape, drawn on the CPU so that every device and rank makes the same choice."""
+    return torch.rand(layer.shape, generator=generator).to(layer.stored.device)
+
+
+def apportion(shares: Sequence[float], total: int, capacity: Sequence[int]) -> list[int]:
+    """Whole numbers that sum to `total`, in proportion to `shares` and none above its capacity.
+
+    What a full place cannot take goes to the others by their shares; fractions go to the largest remainder.
+    """
+    if total > sum(capacity):
+        raise ValueError(f"{total} weights are to grow, but only {sum(capacity)} places are free")
+    exact = [0.0] * len(shares)
+    left, places = float(total), [place for place, room in enumerate(capacity) if room > 0]
+    while places:
+        # places without a share fill up last, and then by their room
+        weights: Sequence[float] = shares if any(shares[place] > 0 for place in places) else capacity
+        together = sum(weights[place] for place in places)
+        parts = {place: weights[place] / together * left for place in places}
+        full = [place for place in places if parts[place] >= capacity[place]]
+        for place in full or places:
+            exact[place] = float(capacity[place]) if full else parts[place]
+        left -= sum(capacity[place] for place in full)
+        places = [place for place in places if place not in full] if full else []
+    whole = [math.floor(value + 1e-9) for value in exact]
+    order = sorted(range(len(exact)), key=lambda place: (whole[place] - exact[place], place))
+    for place in order + order:
+        if sum(whole) < total and whole[place] < capacity[place]:
+            whole[place] += 1
+    return whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropAndGrow(RandomStart):
+    """A random mask that is rewired at some steps, after the optimizer's step."""
+
+    def due(self, run: Sparsifier) -> bool:
+        """Whether the masks change at step run.step."""
+        raise NotImplementedError
+
+    def rewire(self, run: Sparsifier) -> None:
+        """Change the masks of all layers."""
+        raise NotImplementedError
+
+    def after_step(self, run: Sparsifier) -> None:
+        super().after_step(run)
+        if self.due(run):
+            self.rewire(run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement(DropAndGrow):
+    """Every `update_every` steps (None: every epoch) a fraction of each layer's active weights is replaced."""
+
+    update_every: int | None = None
+    drop_fraction: float = 0.3
+    update_end: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every = self.update_every
+        require(every is None or every >= 1, f"update_every = {every}; it must be at least 1 step, or None for an epoch")
+        require(0 < self.drop_fraction < 1, f"drop_fraction = {self.drop_fraction}; allowed: 0 < drop_fraction < 1")
+        require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
+
+    def due(self, run: Sparsifier) -> bool:
+        every = self.update_every or run.steps_per_epoch
+        return 0 < run.step < run.total_steps and run.step % every == 0 and run.step <= self.last_update(run)
+
+    def last_update(self, run: Sparsifier) -> float:
+        """T_end: the step after which the masks are fixed."""
+        return self.update_end * run.total_steps
+
+    def fraction(self, run: Sparsifier) -> float:
+        """The part of the active weights to replace now: f(t) = f0/2 (1 + cos(pi t / T_end))."""
+        return cosine_fraction(run.step / self.last_update(run), self.drop_fraction)
+
+    def drop_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
+        return layer.weight().abs()
+
+    def grow_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
+        return random_scores(layer, run.generator)
+
+    def rewire(self, run: Sparsifier) -> None:
+        fraction = self.fraction(run)
+        for layer in run.layers:
+            active = mask_of(layer)
+            count = int(fraction * int(torch.count_nonzero(active)))
+            mask = replace(active, self.drop_scores(layer, run), self.grow_scores(layer, run), count)
+            set_mask(run, layer, mask)

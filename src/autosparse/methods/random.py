@@ -1,0 +1,26 @@
+"""A fixed random mask: the baseline of every method that chooses one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autosparse.methods.families.base import About
+from autosparse.methods.families.fixed_mask import RandomStart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(RandomStart):
+    """The mask is drawn before training and never changes."""
+
+    about: ClassVar[About] = About(
+        name="random",
+        year=2022,
+        family="before training",
+        budget="budgeted",
+        pruned_gradient="0",
+        train_flops="3 f_S",
+        reference="Liu et al., The Unreasonable Effectiveness of Random Pruning: Return of the Most Naive Baseline for "
+        "Sparse Training, ICLR 2022, arXiv 2202.02643",
+        doc="A random mask drawn before training, with uniform, ER or ERK densities.",
+    )

@@ -1,0 +1,1 @@
+"""Recipes: their code beside their YAML."""

@@ -1,0 +1,1 @@
+"""Networks prepared for inference on CPUs."""

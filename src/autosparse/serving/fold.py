@@ -1,0 +1,87 @@
+"""Batch norms folded into the convolutions and linear layers before them; dropout and identities taken out."""
+
+from __future__ import annotations
+
+import copy
+import operator
+
+import torch
+from torch import Tensor, fx, nn
+
+from autosparse.serving.capture import module_of
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+IN_PLACE = {operator.iadd, operator.imul, operator.isub, torch.relu_}
+NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+
+
+def scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tensor]:
+    """The norm in evaluation as scale * x + shift, by channel, computed in double precision."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean, variance = norm.running_mean.double(), norm.running_var.double()
+    gain = norm.weight.double() if norm.affine else torch.ones_like(mean)
+    offset = norm.bias.double() if norm.affine else torch.zeros_like(mean)
+    scale = gain / torch.sqrt(variance + norm.eps)
+    return scale, offset - mean * scale
+
+
+def folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+    """A layer of its own that gives what the two gave together."""
+    scale, shift = scale_and_shift(norm)
+    made = copy.deepcopy(layer)
+    weight = layer.weight.detach().double()
+    bias = torch.zeros_like(shift) if layer.bias is None else layer.bias.detach().double()
+    made.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
+    made.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
+    return made
+
+
+def without_side_effects(graph: fx.GraphModule) -> None:
+    """Who reads a tensor after it was changed in place reads the changed one: say so in the graph."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    for node in list(graph.graph.nodes):
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        module = module_of(node, graph)
+        named = node.target in IN_PLACE or (node.op == "call_method" and str(node.target).endswith("_"))
+        if named or getattr(module, "inplace", False) or node.kwargs.get("inplace", False):
+            source = node.args[0]
+            for user in list(source.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(source, node)
+
+
+def fold(graph: fx.GraphModule) -> fx.GraphModule:
+    """In place: fewer nodes, the same values. A layer or norm that is used twice is folded at each use."""
+    without_side_effects(graph)
+    for number, node in enumerate(list(graph.graph.nodes)):
+        module = module_of(node, graph)
+        if module is None or not node.args:
+            continue
+        source = node.args[0]
+        if isinstance(module, NOTHING) and isinstance(source, fx.Node):
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+        elif isinstance(module, NORMS) and isinstance(source, fx.Node) and foldable(module, source, graph):
+            layer = module_of(source, graph)
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            name = f"{str(source.target).replace('.', '_')}_folded_{number}"
+            graph.add_submodule(name, folded(layer, module))
+            source.meta["layer"] = source.meta.get("layer", source.target)
+            source.target = name
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+def foldable(norm: nn.modules.batchnorm._BatchNorm, source: fx.Node, graph: fx.GraphModule) -> bool:
+    """Whether a norm follows a layer whose result nobody else reads, in the same channels."""
+    layer = module_of(source, graph)
+    fits = (type(layer) is nn.Conv2d and isinstance(norm, nn.BatchNorm2d)) or (
+        # of a (batch, length, features) tensor BatchNorm1d normalises the length
+        type(layer) is nn.Linear and isinstance(norm, nn.BatchNorm1d) and len(source.meta["tensor_meta"].shape) == 2
+    )
+    return fits and norm.running_mean is not None and len(source.users) == 1

@@ -1,0 +1,203 @@
+"""Where the engine's tensors lie: grids with zero borders, and planes that are used again once nobody reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autosparse.serving.steps import Convolution, Join, Pair, Pool, Region, Step
+
+LINE = 16  # floats of a cache line
+
+
+class NotOnGridError(ValueError):
+    """A step that the engine's layout cannot hold; torch computes it."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A value's size, and the size of the grid it lies on: all values of one grid have their pixels at the same places."""
+
+    channels: int
+    size: Pair
+    grid: Pair
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A window on the grid of its output: for every tap the phase it reads (0 without a stride) and its shift."""
+
+    step: int
+    places: tuple[tuple[int, int, int], ...]  # phase, rows, cols
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        return tuple(sorted({phase for phase, _, _ in self.places}))
+
+
+def taps_of(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> Taps:
+    """Row tap i reads input row stride * r + i * dilation - padding: phase and shift are its remainder and quotient."""
+    if stride[0] != stride[1]:
+        raise NotOnGridError(f"strides {stride} differ")
+    step = stride[0]
+    places = []
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            row, top = divmod(i * dilation[0] - padding[0], step)
+            col, left = divmod(j * dilation[1] - padding[1], step)
+            places.append((top * step + left, row, col))
+    return Taps(step, tuple(places))
+
+
+def step_taps(step: Convolution | Pool) -> Taps:
+    return taps_of(step.kernel, step.stride, step.padding, step.dilation if isinstance(step, Convolution) else (1, 1))
+
+
+def _windowed(step: Convolution | Pool, source: Extent, channels: int) -> Extent:
+    dilation = step.dilation if isinstance(step, Convolution) else (1, 1)
+    size = tuple(
+        (extent + 2 * around - spread * (width - 1) - 1) // stride + 1
+        for extent, around, spread, width, stride in zip(
+            source.size, step.padding, dilation, step.kernel, step.stride, strict=True
+        )
+    )
+    across = step_taps(step).step
+    grid = -(-source.grid[0] // across), -(-source.grid[1] // across)
+    if min(size) < 1 or size[0] > grid[0] or size[1] > grid[1]:
+        raise NotOnGridError(f"an output of {size} does not fit on a grid of {grid}")
+    return Extent(channels, (size[0], size[1]), grid)
+
+
+def extent_after(step: Step, sources: list[Extent]) -> Extent:
+    """The extent of a step's result."""
+    first = sources[0]
+    if isinstance(step, Join):
+        if any((each.size, each.grid) != (first.size, first.grid) for each in sources):
+            raise NotOnGridError(f"{sources} do not lie alike")
+        return Extent(sum(each.channels for each in sources), first.size, first.grid)
+    found = first
+    if isinstance(step, Convolution):
+        inner = _windowed(step.before, first, step.in_channels) if step.before is not None else first
+        found = _windowed(step, inner, step.out_channels)
+    elif isinstance(step, Pool):
+        found = _windowed(step, first, first.channels)
+    if any(each != found for each in sources[1:]):
+        raise NotOnGridError(f"{sources[1:]} cannot be added to {found}")
+    return found
+
+
+def extents(region: Region, shapes: list[tuple[int, int, int]]) -> dict[int, Extent]:
+    """Every value's extent, given (channels, rows, cols) of the region's inputs."""
+    found = {value: Extent(shape[0], shape[1:], shape[1:]) for value, shape in zip(region.inputs, shapes, strict=True)}
+    for step in region.steps:
+        found[step.output] = extent_after(step, [found[value] for value in step.inputs])
+    return found
+
+
+class PlanePool:
+    """Numbers of planes: handed out first fit, taken back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._free: list[tuple[int, int]] = []
+
+    def take(self, wanted: int, *, fresh: bool = False) -> int:
+        """The first of so many planes in a row; fresh ones were never written to."""
+        if not fresh:
+            for place, (begin, size) in enumerate(self._free):
+                if size >= wanted:
+                    self._free[place : place + 1] = [(begin + wanted, size - wanted)] if size > wanted else []
+                    return begin
+        self.count += wanted
+        return self.count - wanted
+
+    def give_back(self, begin: int, size: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted([*self._free, (begin, size)]):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = merged[-1][0], merged[-1][1] + length
+            else:
+                merged.append((start, length))
+        self._free = merged
+
+
+@dataclass
+class Grid:
+    """Pixels of a group of images in one flat stretch; `gap` zeros part rows and images, taps reach `back` and `ahead`."""
+
+    size: Pair
+    images: int
+    lanes: int
+    gap: Pair = (0, 0)
+    back: Pair = (0, 0)
+    ahead: Pair = (0, 0)
+    planes: PlanePool = field(default_factory=PlanePool)
+    first: int = 0  # float in the arena where plane 0 begins
+
+    def need(self, taps: Taps, result: Pair) -> None:
+        """Make room for a window's taps around results of this size."""
+        rows, cols = [row for _, row, _ in taps.places], [col for _, _, col in taps.places]
+        lowest, highest = (min(rows), min(cols)), (max(rows), max(cols))
+        beyond = [result[axis] - 1 + highest[axis] - (self.size[axis] - 1) for axis in (0, 1)]
+        self.gap = _larger(self.gap, (max(-lowest[0], beyond[0]), max(-lowest[1], beyond[1])))
+        self.back = _larger(self.back, (-lowest[0], -lowest[1]))
+        self.ahead = _larger(self.ahead, highest)
+
+    @property
+    def row_floats(self) -> int:
+        return self.size[1] + self.gap[1]
+
+    @property
+    def image_floats(self) -> int:
+        return (self.size[0] + self.gap[0]) * self.row_floats
+
+    @property
+    def vectors(self) -> int:
+        last = (self.images - 1) * self.image_floats + (self.size[0] - 1) * self.row_floats + self.size[1]
+        return -(-last // self.lanes)
+
+    @property
+    def lead_floats(self) -> int:
+        return _lines(self.back[0] * self.row_floats + self.back[1]) * LINE
+
+    @property
+    def plane_floats(self) -> int:
+        # strided loads and the last vector of a tap run over the end
+        tail = self.ahead[0] * self.row_floats + self.ahead[1] + 2 * LINE
+        lines = _lines(self.lead_floats + self.vectors * self.lanes + tail)
+        # an odd number of cache lines: else all channels would compete for the same few sets of the cache
+        return (lines + 1 - lines % 2) * LINE
+
+    def offset(self, rows: int, cols: int) -> int:
+        return rows * self.row_floats + cols
+
+    def valid(self, size: Pair) -> Tensor:
+        """All bits set where a value of this size has a pixel."""
+        flat = torch.zeros(self.vectors * self.lanes + self.image_floats, dtype=torch.int32)
+        for image in range(self.images):
+            place = flat[image * self.image_floats :][: self.image_floats].view(-1, self.row_floats)
+            place[: size[0], : size[1]] = -1
+        return flat[: self.vectors * self.lanes].clone()
+
+
+def _larger(a: Pair, b: Pair) -> Pair:
+    return max(a[0], b[0]), max(a[1], b[1])
+
+
+def _lines(floats: int) -> int:
+    return -(-floats // LINE)
+
+
+def grids_for(region: Region, sizes: dict[int, Extent], images: int, lanes: int) -> dict[Pair, Grid]:
+    """The grids of a region, with room for every window."""
+    found = {extent.grid: Grid(extent.grid, images, lanes) for extent in sizes.values()}
+    for step in region.steps:
+        parts = [step] if isinstance(step, Convolution | Pool) else []
+        if isinstance(step, Convolution) and step.before is not None:
+            parts.append(step.before)
+        for part in parts:
+            taps = step_taps(part)
+            found[sizes[step.output].grid].need(taps, sizes[step.output].size)
+    return found

@@ -1,0 +1,128 @@
+"""A region of a network as a module: compiled for the sizes it meets, measured once for how to compute each layer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autosparse.kernels.inference import Engine
+from autosparse.serving.choice import choose, density, fastest, first_guess
+from autosparse.serving.layout import NotOnGridError
+from autosparse.serving.operations import Variant
+from autosparse.serving.program import Program
+from autosparse.serving.steps import Convolution, Region, fuse
+
+# Images computed together: more make the vectors of small pictures fuller, but leave the nearest cache.
+GROUPS = (1, 2, 4)
+KEPT_PROGRAMS = 4
+ROUNDS = 5
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """How one layer is computed, for tables."""
+
+    name: str
+    kind: str
+    weights: int
+    density: float
+    how: str
+    microseconds: float | None = None
+
+
+class NativeRegion(nn.Module):
+    """Runs a region natively; `plain` is the same in torch, for sizes that the engine cannot hold."""
+
+    def __init__(self, region: Region, plain: nn.Module, engine: Engine, threads: int) -> None:
+        super().__init__()
+        self.region = fuse(region)
+        self.plain = plain
+        self.engine, self.threads = engine, threads
+        self.images = 1
+        self.variants: dict[int, Variant] = first_guess(self.region)
+        self._programs: OrderedDict[Shapes, Program | None] = OrderedDict()
+
+    def measure(self, inputs: list[Tensor]) -> tuple[float, float]:
+        """Choose for inputs like these; returns the least seconds of the engine and of torch."""
+        batch = inputs[0].shape[0]
+        shapes = _shapes(inputs)
+        found: dict[int, Program] = {}
+        chosen: dict[int, dict[int, Variant]] = {}
+        for images in GROUPS:
+            if images == 1 or (batch >= images and batch >= images * self.threads):
+                found[images] = self._compile(shapes, images, batch)
+                chosen[images] = choose(found[images], inputs)
+        calls = {images: (lambda program=program: program(inputs)) for images, program in found.items()}
+        seconds = fastest({**calls, 0: lambda: self.plain(*inputs)}, self.threads, ROUNDS)
+        self.images = min(found, key=lambda images: seconds[images])
+        self.variants = chosen[self.images]
+        self._programs.clear()
+        self._programs[shapes] = found[self.images]
+        return seconds[self.images], seconds[0]
+
+    def _compile(self, shapes: Shapes, images: int, batch: int) -> Program:
+        groups = -(-batch // images)
+        workers = self.threads if groups >= self.threads else 1
+        sizes = [(shape[0], shape[1], shape[2]) for shape in shapes]
+        return Program(self.region, sizes, self.engine, self.threads, images, workers, self.variants)
+
+    def program(self, inputs: list[Tensor]) -> Program | None:
+        """The program for inputs of this size; None if the engine cannot hold them."""
+        shapes = _shapes(inputs)
+        if shapes not in self._programs:
+            try:
+                self._programs[shapes] = self._compile(shapes, self.images, inputs[0].shape[0])
+            except NotOnGridError:
+                self._programs[shapes] = None
+            while len(self._programs) > KEPT_PROGRAMS:
+                self._programs.popitem(last=False)
+        return self._programs[shapes]
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        usable = all(each.dtype == torch.float32 and each.device.type == "cpu" and each.dim() == 4 for each in inputs)
+        program = self.program(list(inputs)) if usable else None
+        if program is None:
+            result: Tensor | tuple[Tensor, ...] = self.plain(*inputs)
+            return result
+        outputs = program(list(inputs))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def choices(self, inputs: list[Tensor], calls: int = ROUNDS) -> list[LayerChoice]:
+        """How every convolution is computed and how long it takes: the least of a few calls."""
+        program = self.program(inputs)
+        assert program is not None
+        least = torch.full((len(program.ops),), float("inf"), dtype=torch.float64)
+        for _ in range(calls):
+            seconds = torch.zeros_like(least)
+            program(inputs, seconds)
+            least = torch.minimum(least, seconds)
+        found = []
+        for index, step in enumerate(self.region.steps):
+            if isinstance(step, Convolution):
+                how = str(self.variants[index]) if index in self.variants else "taps"
+                name, kind = (
+                    step.name,
+                    f"{step.kernel[0]}x{step.kernel[1]}" + ("" if step.stride == (1, 1) else f" /{step.stride[0]}"),
+                )
+                if step.before is not None:
+                    name, kind = (
+                        f"{step.before.name} + {name}",
+                        f"{kind} after depthwise {step.before.kernel[0]}x{step.before.kernel[1]}",
+                    )
+                took = float(least[program.op_of_step[index]]) * 1e6
+                found.append(LayerChoice(name, kind, step.weight.numel(), density(step), how, took))
+        return found
+
+    def __deepcopy__(self, memo: object) -> NativeRegion:
+        raise RuntimeError("a deployed model cannot be copied; deploy the plain model again")
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("a deployed model cannot be pickled; save the plain model with autosparse.save_sparse")
+
+
+def _shapes(inputs: list[Tensor]) -> Shapes:
+    return tuple(tuple(each.shape[1:]) for each in inputs)

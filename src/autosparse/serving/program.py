@@ -1,0 +1,188 @@
+"""A region compiled for one input size: planes in one arena, native operations, one call for the whole stretch."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import Counter
+from ctypes import POINTER, byref, c_void_p, pointer
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels import inference as native
+from autosparse.serving.layout import Extent, Grid, extents, grids_for
+from autosparse.serving.operations import Operations, Product, Variant
+from autosparse.serving.steps import Convolution, Mean, Region, Step
+
+HUGE_PAGE = 2 << 20
+FLOAT_BYTES = 4
+HUGE_PAGE_FLOATS = HUGE_PAGE // FLOAT_BYTES
+
+
+def arena(floats: int) -> Tensor:
+    """Zeros on huge pages where the system has them: a tile touches as many pages as there are channels."""
+    size = -(-floats * FLOAT_BYTES // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.float32)
+    skip = -whole.data_ptr() % HUGE_PAGE // FLOAT_BYTES
+    return whole[skip : skip + floats]
+
+
+@dataclass(eq=False)
+class Placed:
+    """A value in the arena."""
+
+    extent: Extent
+    grid: Grid
+    begin: int  # plane
+    planes: native.Planes
+    valid: Tensor
+
+
+class Program:
+    """Runs a region for any number of images of one size; `variants` says for each convolution how it is computed."""
+
+    def __init__(
+        self,
+        region: Region,
+        shapes: list[tuple[int, int, int]],
+        engine: native.Engine,
+        threads: int,
+        images: int,
+        workers: int,
+        variants: dict[int, Variant],
+    ) -> None:
+        self.region, self.engine, self.threads, self.images, self.workers = region, engine, threads, images, workers
+        self.sizes = extents(region, shapes)
+        self.grids = grids_for(region, self.sizes, images, engine.lanes)
+        self._lock = threading.Lock()
+        self._valid: dict[tuple[tuple[int, int], tuple[int, int]], Tensor] = {}
+        self._placed: dict[int, Placed] = {}
+        self._to_place: list[Placed] = []
+        self.operations = Operations(engine, self._take_split)
+        self._products: dict[int, Product] = {}
+        self._lay_out(variants)
+        self._allocate()
+
+    def _lay_out(self, variants: dict[int, Variant]) -> None:
+        """Operations in order; a value's planes are free again after its last reader."""
+        region = self.region
+        readers = Counter(value for step in region.steps for value in step.inputs) + Counter(region.outputs)
+        self.ops: list[native.Op] = []
+        self.op_of_step: dict[int, int] = {}
+        for number, value in enumerate(region.inputs):
+            self.ops.append(self.operations.load(number, self._place(value, fresh=True)))
+        for index, step in enumerate(region.steps):
+            sources = [self._placed[value] for value in step.inputs]
+            if isinstance(step, Mean):
+                self.ops.append(self.operations.mean(region.outputs.index(step.output), sources[0].planes))
+            else:
+                target = self._place(step.output)
+                made = self.operations.of(
+                    step, [each.planes for each in sources], target, self._grid(step), variants.get(index)
+                )
+                self.ops.extend(made)
+                self.op_of_step[index] = len(self.ops) - 1
+                if step.output in region.outputs:
+                    self.ops.append(self.operations.store(region.outputs.index(step.output), target))
+                    readers[step.output] -= 1
+            for value in step.inputs:
+                readers[value] -= 1
+                if readers[value] == 0 and value not in region.inputs:
+                    placed = self._placed[value]
+                    placed.grid.planes.give_back(placed.begin, placed.extent.channels)
+
+    def _grid(self, step: Step) -> Grid:
+        return self.grids[self.sizes[step.output].grid]
+
+    def _place(self, value: int, fresh: bool = False) -> native.Planes:
+        self._placed[value] = self._reserve(self.sizes[value], fresh)
+        return self._placed[value].planes
+
+    def _take_split(self, source: native.Planes, channels: int, grid: Grid, step: int) -> native.Planes:
+        """Planes for the phases of a value; nothing else is ever put there, so what has no pixel stays zero."""
+        size = -(-source.rows // step), -(-source.cols // step)
+        return self._reserve(Extent(channels, size, grid.size), fresh=True).planes
+
+    def _reserve(self, extent: Extent, fresh: bool) -> Placed:
+        grid = self.grids[extent.grid]
+        key = (extent.grid, extent.size)
+        if key not in self._valid:
+            self._valid[key] = grid.valid(extent.size)
+        valid = self._valid[key]
+        planes = native.Planes(
+            None, extent.channels, grid.plane_floats, grid.lead_floats, grid.images, *extent.size,
+            grid.image_floats, grid.row_floats, grid.vectors, valid.data_ptr(),
+        )  # fmt: skip
+        placed = Placed(extent, grid, grid.planes.take(extent.channels, fresh=fresh), planes, valid)
+        self._to_place.append(placed)
+        return placed
+
+    def _allocate(self) -> None:
+        floats = 0
+        for grid in self.grids.values():
+            grid.first = floats
+            floats += grid.planes.count * grid.plane_floats
+        self.arena_floats = floats
+        self.arena = arena(floats * self.workers)
+        for placed in self._to_place:
+            grid = placed.grid
+            at = grid.first + placed.begin * grid.plane_floats + grid.lead_floats
+            placed.planes.first = self.arena.data_ptr() + at * FLOAT_BYTES
+        self._allocate_scratch()
+        self._native_ops = (native.Op * len(self.ops))(*self.ops)
+
+    def product(self, index: int, variant: Variant) -> Product:
+        """A step's convolution computed in another way, not yet in use."""
+        step = self.region.steps[index]
+        assert isinstance(step, Convolution)
+        made = self.operations.product(step, self._native_ops[self.op_of_step[index]], self._grid(step), variant)
+        if self.operations.scratch > self.scratch_floats:
+            self._allocate_scratch()
+        return made
+
+    def use(self, index: int, product: Product) -> None:
+        """Compute a step's convolution in this way from now on; values stay where they are."""
+        self._native_ops[self.op_of_step[index]] = product.op
+        self._products[index] = product
+
+    def _allocate_scratch(self) -> None:
+        self.scratch_floats = -(-max(self.operations.scratch, 1) // HUGE_PAGE_FLOATS) * HUGE_PAGE_FLOATS
+        self.scratch = arena(self.scratch_floats * self.threads)
+
+    def __call__(self, inputs: list[Tensor], seconds: Tensor | None = None) -> list[Tensor]:
+        """The region's outputs for (images, channels, rows, cols) tensors."""
+        inputs = [each.contiguous() for each in inputs]
+        images = inputs[0].shape[0]
+        outputs = [self._empty(value, images) for value in self.region.outputs]
+        if images:
+            with self._lock:
+                self.run(0, len(self.ops), images, inputs, outputs, seconds)
+        return outputs
+
+    def run(
+        self, first: int, count: int, images: int, inputs: list[Tensor], outputs: list[Tensor], seconds: Tensor | None = None
+    ) -> None:
+        """Some of the operations."""
+        groups = -(-images // self.images)
+        apart = self.workers >= self.threads > 1 and groups >= self.threads
+        call = native.Call(
+            images, self.images, self.threads, int(not apart), self.arena_floats, self.scratch.data_ptr(),
+            self.scratch_floats, _pointers(inputs), _pointers(outputs), None if seconds is None else seconds.data_ptr(),
+        )  # fmt: skip
+        at = ctypes.cast(byref(self._native_ops, first * ctypes.sizeof(native.Op)), POINTER(native.Op))
+        self.engine.table.run(at, count, pointer(call))
+
+    def _empty(self, value: int, images: int) -> Tensor:
+        extent = self.sizes[value]
+        made_by_mean = any(isinstance(step, Mean) and step.output == value for step in self.region.steps)
+        return torch.empty(images, extent.channels, *((1, 1) if made_by_mean else extent.size))
+
+
+def _pointers(tensors: list[Tensor]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * max(len(tensors), 1))(*(each.data_ptr() for each in tensors))

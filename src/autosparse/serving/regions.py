@@ -1,0 +1,182 @@
+"""Finds the stretches of a graph that the native engine can run, and says them in its steps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from autosparse.serving.capture import module_of, shape_of
+from autosparse.serving.fold import scale_and_shift
+from autosparse.serving.layout import Extent, NotOnGridError, extent_after
+from autosparse.serving.steps import Convolution, Join, Mean, Pair, Pool, Region, Step, Sum
+
+ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+RELUS = {F.relu, torch.relu, torch.relu_, "relu", "relu_"}
+JOINS = {torch.cat, torch.concat}
+# the grid of what left through a mean: it is no plane, nobody inside may read it
+LEFT = (0, 0)
+
+
+def pair(value: int | tuple[int, ...]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def step_for(node: fx.Node, graph: fx.GraphModule, number: Callable[[fx.Node], int]) -> Step | None:
+    """The engine's step for a node; None if it has none."""
+    shape, name = shape_of(node), str(node.meta.get("layer", node.target))
+    sources = [each for each in node.all_input_nodes if shape_of(each) is not None]
+    if shape is None or len(sources) != len(node.all_input_nodes) or any(len(shape_of(each) or ()) != 4 for each in sources):
+        return None
+    common: dict[str, Any] = {"name": name, "inputs": tuple(number(each) for each in sources), "output": number(node)}
+    module = module_of(node, graph)
+    if module is not None:
+        return _of_module(module, shape, common)
+    if len(shape) == 4 and node.target in ADDS and len(node.args) == 2 and not node.kwargs:
+        # x + x has one input node, x + 1 as well: the engine adds two tensors of one shape only
+        alike = len(sources) == 2 and shape_of(sources[0]) == shape_of(sources[1]) == shape
+        return Sum(**common) if alike else None
+    if node.target in RELUS and len(sources) == 1:
+        return Sum(**common, low=0.0)
+    if node.target is F.relu6:
+        return Sum(**common, low=0.0, high=6.0)
+    if node.target in JOINS and _axis(node, 1) in (1, -3) and isinstance(node.args[0], list | tuple):
+        return Join(**common | {"inputs": tuple(number(each) for each in node.args[0] if isinstance(each, fx.Node))})
+    if _mean_of_pixels(node):
+        return Mean(**common)
+    if node.target is F.adaptive_avg_pool2d and len(node.args) == 2 and node.args[1] in (1, (1, 1), [1, 1]):
+        return Mean(**common)
+    if node.target is F.max_pool2d:
+        return _pool(nn.MaxPool2d(*node.args[1:], **node.kwargs), common)  # type: ignore[arg-type]
+    if node.target is F.avg_pool2d:
+        return _pool(nn.AvgPool2d(*node.args[1:], **node.kwargs), common)  # type: ignore[arg-type]
+    return None
+
+
+def _of_module(module: nn.Module, shape: tuple[int, ...], common: dict[str, Any]) -> Step | None:
+    if type(module) is nn.Conv2d:
+        return _convolution(module, common)
+    if isinstance(module, nn.ReLU):
+        return Sum(**common, low=0.0)
+    if isinstance(module, nn.Hardtanh):  # ReLU6 too
+        return Sum(**common, low=float(module.min_val), high=float(module.max_val))
+    if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
+        return _pool(module, common)
+    if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+        return Mean(**common)
+    if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+        scale, shift = scale_and_shift(module)
+        weight = scale.float().view(-1, 1, 1, 1)
+        return (
+            Convolution(**common, weight=weight, bias=shift.float(), **_UNIT, groups=len(weight)) if len(weight) > 1 else None
+        )
+    return None
+
+
+_UNIT: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+
+
+def _convolution(module: nn.Conv2d, common: dict[str, Any]) -> Step | None:
+    padding = module.padding
+    if isinstance(padding, str):
+        spread = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
+        if padding == "same" and any(each % 2 for each in spread):
+            return None
+        padding = (spread[0] // 2, spread[1] // 2) if padding == "same" else (0, 0)
+    if module.padding_mode != "zeros" or module.weight.dtype != torch.float32:
+        return None
+    settings: dict[str, Any] = {"stride": pair(module.stride), "padding": pair(padding), "dilation": pair(module.dilation)}
+    bias = None if module.bias is None else module.bias.detach()
+    return Convolution(**common, weight=module.weight.detach(), bias=bias, groups=module.groups, **settings)
+
+
+def _pool(module: nn.MaxPool2d | nn.AvgPool2d, common: dict[str, Any]) -> Step | None:
+    padding = pair(module.padding)
+    largest = isinstance(module, nn.MaxPool2d)
+    plain = not module.ceil_mode
+    if isinstance(module, nn.MaxPool2d):
+        plain = plain and not module.return_indices and pair(module.dilation) == (1, 1)
+    else:
+        plain = plain and module.divisor_override is None and (module.count_include_pad or padding == (0, 0))
+    stride = module.kernel_size if module.stride is None else module.stride
+    made = Pool(**common, largest=largest, kernel=pair(module.kernel_size), stride=pair(stride), padding=padding)
+    return made if plain else None
+
+
+def _axis(node: fx.Node, place: int) -> object:
+    return node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+
+
+def _mean_of_pixels(node: fx.Node) -> bool:
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return node.target in ("mean", torch.mean) and isinstance(axes, list | tuple) and sorted(a % 4 for a in axes) == [2, 3]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A region, the nodes whose values it makes, and those it reads."""
+
+    region: Region
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def find_regions(graph: fx.GraphModule) -> list[Found]:
+    """Runs of neighbouring nodes that the engine can compute, with at least one convolution in each."""
+    numbers: dict[fx.Node, int] = {}
+
+    def number(node: fx.Node) -> int:
+        return numbers.setdefault(node, len(numbers))
+
+    found: list[Found] = []
+    run: list[tuple[fx.Node, Step]] = []
+    sizes: dict[int, Extent] = {}
+    for node in [*graph.graph.nodes, None]:
+        if node is not None and node.op in ("placeholder", "get_attr"):
+            continue
+        step = None if node is None else step_for(node, graph, number)
+        if step is not None and node is not None and _extend(step, node, number, sizes):
+            run.append((node, step))
+            continue
+        if any(isinstance(each, Convolution) and not each.depthwise for _, each in run):
+            found.append(_region(run, number))
+        run, sizes = [], {}
+        # a node that did not fit behind the run may begin the next one
+        if step is not None and node is not None and _extend(step, node, number, sizes):
+            run.append((node, step))
+    return found
+
+
+def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent]) -> bool:
+    """Add a step's extent to `sizes` if its inputs lie where the engine can read them."""
+    trial = dict(sizes)
+    for source in node.all_input_nodes:
+        shape = shape_of(source)
+        # a parameter added to every sample has no batch of its own
+        if shape is None or len(shape) != 4 or source.op == "get_attr":
+            return False
+        trial.setdefault(number(source), Extent(shape[1], (shape[2], shape[3]), (shape[2], shape[3])))
+    if any(trial[value].grid == LEFT for value in step.inputs):
+        return False
+    try:
+        extent = extent_after(step, [trial[value] for value in step.inputs])
+    except NotOnGridError:
+        return False
+    sizes.update(trial)
+    sizes[step.output] = Extent(extent.channels, (1, 1), LEFT) if isinstance(step, Mean) else extent
+    return True
+
+
+def _region(run: list[tuple[fx.Node, Step]], number: Callable[[fx.Node], int]) -> Found:
+    nodes = [node for node, _ in run]
+    inside = set(nodes)
+    inputs = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    region = Region(tuple(step for _, step in run), tuple(map(number, inputs)), tuple(map(number, outputs)))
+    return Found(region, tuple(nodes), tuple(inputs), tuple(outputs))

@@ -1,0 +1,218 @@
+"""Protection from run-away sparsity: it watches densities and largest weights and says which layers need help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from autosparse.common.warnings import warn
+from autosparse.layer import Layer
+
+Policy = Literal["hold", "warn", "stop"]
+Kind = Literal["floor", "escape", "growth"]
+Action = Literal["warned", "held", "stopped"]
+
+_ACTIONS: dict[Policy, Action] = {"hold": "held", "warn": "warned", "stop": "stopped"}
+
+# Raw weights of ordinary layers stay near 1, small classifiers reach 3; escaped ones were seen from 17 on.
+_SMALLEST_ESCAPE = 5.0
+# A layer above this density is losing weights, not dying.
+_GROWTH_BELOW = 0.5
+# Densities may come from float32, where exactly 1 % reads as slightly less.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Limits that every layer is held to; 0 turns `floor`, `escape` or `growth` off."""
+
+    policy: Policy = "hold"
+    floor: float = 0.01
+    escape: float = 10.0
+    growth: float = 0.5
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"policy is {self.policy!r}; allowed: {', '.join(get_args(Policy))}")
+        if not 0.0 <= self.floor < 1.0:
+            raise ValueError(f"floor is {self.floor}; allowed: a density in [0, 1), 0 turns it off")
+        if not (self.escape == 0.0 or 1.0 < self.escape < math.inf):
+            raise ValueError(f"escape is {self.escape}; allowed: a factor above 1, or 0 to turn it off")
+        if not 0.0 <= self.growth < 1.0:
+            raise ValueError(f"growth is {self.growth}; allowed: a factor in [0, 1), 0 turns it off")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every is {self.every}; allowed: a number of steps of at least 1, or None")
+
+    def interval(self, total_steps: int) -> int:
+        """Steps between two checks: `every`, or an eightieth of the run, from 1 to 100."""
+        return self.every if self.every is not None else min(100, max(1, round(total_steps / 80)))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One layer beyond one limit; `count` checks in a row, from `step` to `last_step`."""
+
+    step: int
+    layer: str
+    kind: Kind
+    value: float
+    limit: float
+    action: Action
+    count: int = 1
+    last_step: int = -1
+
+    def __post_init__(self) -> None:
+        if self.last_step < self.step:
+            object.__setattr__(self, "last_step", self.step)
+
+    def __str__(self) -> str:
+        if self.kind == "floor":
+            happened = f"keeps {self.value:.3%} of its weights, below the floor of {self.limit:.3%}"
+            held = "its threshold was set back to the floor"
+            advice = "lower the threshold decay or the target sparsity, or exclude the layer"
+        elif self.kind == "growth":
+            happened = f"fell to a density of {self.value:.3%} between two checks, below {self.limit:.3%}"
+            held = f"its threshold was set back to {self.limit:.3%}"
+            advice = "lower the threshold decay or spread it over more steps, or use a longer target_ramp"
+        else:
+            happened = f"has a weight of size {self.value:.4g}, beyond {self.limit:.4g}: its pruned weights are escaping"
+            held = "its pruned weights get no gradient until it calms down"
+            advice = "lower the threshold decay, alpha or the learning rate"
+        done = {"held": held, "warned": "nothing was changed", "stopped": "training was stopped"}[self.action]
+        often = f" ({self.count} checks in a row, last at step {self.last_step})" if self.count > 1 else ""
+        return f"step {self.step}: layer {self.layer!r} {happened}; {done}{often}. To avoid it: {advice}."
+
+
+class SparsityRunaway(RuntimeError):
+    """Raised under the policy "stop"; `events` says which layers ran away."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        super().__init__("\n".join(map(str, events)))
+        self.events = list(events)
+
+
+def densities_to_restore(events: Sequence[Event]) -> dict[str, float]:
+    """For every held layer the density its threshold goes back to: the larger of its floor and growth limits."""
+    densities: dict[str, float] = {}
+    for event in events:
+        if event.action == "held" and event.kind != "escape":
+            densities[event.layer] = max(event.limit, densities.get(event.layer, 0.0))
+    return densities
+
+
+class GuardState:
+    """Pure bookkeeping of a Guard: `check` finds the layers beyond a limit, the caller acts on them."""
+
+    def __init__(self, config: Guard) -> None:
+        self.config = config
+        self.events: list[Event] = []  # one for every row of consecutive checks, as it was first seen
+        self.escaped: set[str] = set()  # layers whose pruned weights get no gradient (policy "hold" only)
+        self._first_largest: dict[str, float] = {}
+        self._last_density: dict[str, float] = {}
+        self._running: dict[tuple[str, Kind], int] = {}  # of the last check: where in `events` its row stands
+
+    def check(self, step: int, names: Sequence[str], densities: Sequence[float], largest: Sequence[float]) -> list[Event]:
+        """Events of all layers at `step`, `count` 1 for a new one; under "stop" they are raised as SparsityRunaway."""
+        if not len(names) == len(densities) == len(largest):
+            raise ValueError(
+                f"check needs one density and one max|w| a layer: got {len(names)} names, {len(densities)} densities "
+                f"and {len(largest)} maxima"
+            )
+        # Everything is checked before anything is remembered: a refused check leaves the state as it was.
+        for name, density, size in zip(names, densities, largest, strict=True):
+            if not math.isfinite(size):
+                raise ValueError(f"weights of layer {name!r} are not finite at step {step}")
+            if not 0.0 <= density <= 1.0:
+                raise ValueError(f"density of layer {name!r} is {density} at step {step}; it must lie in [0, 1]")
+        found: list[Event] = []
+        for name, density, size in zip(names, densities, largest, strict=True):
+            found += self._check_layer(step, name, density, size)
+        found = self._merged(step, found)
+        if found and self.config.policy == "stop":
+            raise SparsityRunaway(found)
+        return found
+
+    def _check_layer(self, step: int, name: str, density: float, size: float) -> list[Event]:
+        config, action = self.config, _ACTIONS[self.config.policy]
+        found = []
+        if density < config.floor * (1.0 - _ROUNDING):
+            found.append(Event(step, name, "floor", density, config.floor, action))
+        least = config.growth * self._last_density.get(name, 0.0)
+        if density < _GROWTH_BELOW and density < least * (1.0 - _ROUNDING):
+            found.append(Event(step, name, "growth", density, least, action))
+        # What is held has its density set by the caller now; the next fall is measured from there.
+        self._last_density[name] = max(density, densities_to_restore(found).get(name, 0.0))
+
+        first = self._first_largest.setdefault(name, size)
+        if config.escape > 0.0:
+            most = max(config.escape * first, _SMALLEST_ESCAPE)
+            if size > most:
+                found.append(Event(step, name, "escape", size, most, action))
+                if config.policy == "hold":
+                    self.escaped.add(name)
+            elif size < most / 2.0:
+                self.escaped.discard(name)
+        return found
+
+    def _merged(self, step: int, found: Sequence[Event]) -> list[Event]:
+        running: dict[tuple[str, Kind], int] = {}
+        counted = []
+        for event in found:
+            key = (event.layer, event.kind)
+            if key in self._running:
+                place = self._running[key]
+                seen = self.events[place]
+                self.events[place] = replace(seen, count=seen.count + 1, last_step=step)
+            else:
+                place = len(self.events)
+                self.events.append(event)
+            running[key] = place
+            counted.append(replace(event, count=self.events[place].count))
+        self._running = running
+        return counted
+
+    def could_not_hold(self, layer: str) -> list[Event]:
+        """The method has no means to hold this layer: its events of the last check count as warnings."""
+        places = [place for (name, kind), place in self._running.items() if name == layer and kind != "escape"]
+        for place in places:
+            self.events[place] = replace(self.events[place], action="warned")
+        return [self.events[place] for place in places]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "events": [asdict(event) for event in self.events],
+            "escaped": sorted(self.escaped),
+            "first_largest": dict(self._first_largest),
+            "last_density": dict(self._last_density),
+            "running": [[layer, kind, place] for (layer, kind), place in self._running.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.events = [Event(**event) for event in state["events"]]
+        self.escaped = set(state["escaped"])
+        self._first_largest = dict(state["first_largest"])
+        self._last_density = dict(state["last_density"])
+        self._running = {(layer, kind): place for layer, kind, place in state["running"]}
+
+
+def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
+    """Let the guard look at all layers in one sync, and bring back those that it holds."""
+    counts = torch.stack([layer.count_active() / layer.numel for layer in layers])
+    largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max() for layer in layers])
+    densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
+    found = guard.check(step, [layer.name for layer in layers], densities, sizes)
+    restore = densities_to_restore(found)
+    warned = [event for event in found if event.action == "warned"]
+    for layer in layers:
+        if layer.name in restore and not layer.parametrization.limit_density(layer.weight(), restore[layer.name]):
+            warned += guard.could_not_hold(layer.name)
+    for event in warned:
+        if event.count == 1:
+            warn(str(event))

@@ -1,0 +1,163 @@
+"""Which tensors of a model are sparsified: kinds of layers by default, globs, types or callables on demand."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from autosparse.common.warnings import warn
+from autosparse.layer import Layer, Place, is_transposed_linear
+from autosparse.parametrizations import SparseParametrization
+
+Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Patterns = Pattern | Sequence[Pattern] | None
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+_ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
+
+
+def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Layer]:
+    """The layers to sparsify, in the model's own order; tied tensors are one layer."""
+    everywhere = _places(model)
+    candidates = [place for place in everywhere if _is_prunable(place)]
+    named: set[str] = set()
+    if include is not None:
+        candidates = []
+        for pattern in _as_sequence(include):
+            found = _included(pattern, everywhere, model)
+            named |= {place.key for place in found}
+        candidates = [place for place in everywhere if place.key in named]
+    for pattern in _as_sequence(exclude):
+        if not any(_matches(pattern, place) for place in everywhere) and not _names_a_module(pattern, model):
+            raise ValueError(_nothing("exclude", pattern, [place.name for place in candidates]))
+        candidates = [place for place in candidates if not _matches(pattern, place)]
+    layers = _merge_tied(candidates, everywhere, named)
+    if not layers:
+        raise ValueError(
+            "the model has no layer to sparsify: by default Conv, Linear, RNN and attention weights are taken; "
+            "name other parameters with include=('name', ...)"
+        )
+    return layers
+
+
+def _places(model: nn.Module) -> list[Place]:
+    """Every parameter of the model, each tied one at all its places."""
+    places = []
+    for module_name, module in model.named_modules():
+        if (
+            isinstance(module, parametrize.ParametrizationList | SparseParametrization)
+            or ".parametrizations." in f".{module_name}."
+        ):
+            continue
+        masked = [
+            tensor for tensor in module._parameters if tensor.endswith("_orig") and f"{tensor[:-5]}_mask" in module._buffers
+        ]
+        if masked:
+            raise ValueError(
+                f"{module_name or 'the model'} is pruned by torch.nn.utils.prune: make that permanent first, "
+                f"prune.remove(module, {masked[0][:-5]!r})"
+            )
+        parametrized = getattr(module, "parametrizations", {})
+        for tensor in parametrized:
+            if any(isinstance(each, SparseParametrization) for each in parametrized[tensor]):
+                raise ValueError("the model is sparsified already: call finalize() first, or sparsify a fresh model")
+        places += [Place(module, module_name, tensor) for tensor, value in module._parameters.items() if value is not None]
+        places += [Place(module, module_name, tensor) for tensor in parametrized]
+    return places
+
+
+def _is_prunable(place: Place) -> bool:
+    module, tensor = place.module, place.tensor
+    if isinstance(module, (*_CONVOLUTIONS, nn.Linear)) or is_transposed_linear(module):
+        return tensor == "weight"
+    if isinstance(module, _RECURRENT):
+        return tensor.startswith("weight_")
+    return isinstance(module, nn.MultiheadAttention) and tensor.endswith("_weight")
+
+
+def _as_sequence(patterns: Patterns) -> Sequence[Pattern]:
+    if patterns is None:
+        return ()
+    return patterns if isinstance(patterns, Sequence) and not isinstance(patterns, str) else (patterns,)
+
+
+def _matches(pattern: Pattern, place: Place) -> bool:
+    if isinstance(pattern, str):
+        parts = place.key.split(".")
+        return any(fnmatch.fnmatchcase(".".join(parts[:count]), pattern) for count in range(1, len(parts) + 1))
+    if isinstance(pattern, type):
+        return isinstance(place.module, pattern)
+    if callable(pattern):
+        return bool(pattern(place.name, place.module))
+    raise TypeError(f"include and exclude take globs, module types or callables (name, module) -> bool, got {pattern!r}")
+
+
+def _included(pattern: Pattern, everywhere: list[Place], model: nn.Module) -> list[Place]:
+    """What one include pattern names: prunable tensors first, any other parameter only when no prunable one is meant."""
+    found = [place for place in everywhere if _matches(pattern, place)]
+    if not found:
+        raise ValueError(_nothing("include", pattern, [place.name for place in everywhere]))
+    return [place for place in found if _is_prunable(place)] or found
+
+
+def _names_a_module(pattern: Pattern, model: nn.Module) -> bool:
+    return isinstance(pattern, str) and any(fnmatch.fnmatchcase(name, pattern) for name, _ in model.named_modules())
+
+
+def _nothing(argument: str, pattern: Pattern, names: Iterable[str]) -> str:
+    names = list(dict.fromkeys(names))
+    near = difflib.get_close_matches(str(pattern), names, n=5, cutoff=0.4) or names[:5]
+    return f"{argument} pattern {pattern!r} matches nothing; near misses: {', '.join(near)}"
+
+
+def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str]) -> list[Layer]:
+    tied: dict[int, list[Place]] = {}
+    for place in everywhere:
+        if not parametrize.is_parametrized(place.module, place.tensor):
+            tied.setdefault(id(place.module._parameters[place.tensor]), []).append(place)
+    chosen = {place.key for place in candidates}
+    layers, done = [], set()
+    for place in candidates:
+        if parametrize.is_parametrized(place.module, place.tensor):
+            kinds = [type(each).__name__ for each in place.module.parametrizations[place.tensor]]  # type: ignore[index]
+            raise ValueError(
+                f"{place.key} already has the parametrization {', '.join(kinds)}: remove it first, or exclude {place.name!r}"
+            )
+        parameter = place.module._parameters[place.tensor]
+        assert parameter is not None
+        if is_lazy(parameter):
+            raise ValueError(f"{place.key} has no shape yet: run one forward pass of the lazy module, then sparsify")
+        if id(parameter) in done:
+            continue
+        done.add(id(parameter))
+        places = tied[id(parameter)]
+        others = [other for other in places if other.key not in chosen]
+        if others and place.key not in named:
+            warn(
+                f"{place.name} is left dense: its weight is tied to {', '.join(other.key for other in others)}, "
+                f"which is not sparsified. Name it with include=({place.name!r}, ...) to sparsify both."
+            )
+            continue
+        places = [place, *(other for other in places if other is not place)]
+        layers.append(Layer(tuple(places), parameter.shape))
+    return layers
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """A compiled, parallel or sharded model came too early."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    wrappers = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
+    for module in model.modules():
+        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        if isinstance(module, wrappers) or compiled:
+            raise ValueError(f"the model is wrapped already ({type(module).__name__}); {_ORDER}")

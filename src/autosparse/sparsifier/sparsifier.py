@@ -1,0 +1,403 @@
+"""Sparsifier: attaches a method to a model; owns time, state and the way back to a plain model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autosparse.common.ranks import mean_over_ranks
+from autosparse.common.tensors import is_sharded, precise, random_stream, whole
+from autosparse.common.warnings import warn
+from autosparse.compute.compute import Compute
+from autosparse.cost import Ledger, Recorder, profile
+from autosparse.layer import Layer
+from autosparse.methods.autotune import AlphaTuner, TargetController
+from autosparse.methods.families.base import Method
+from autosparse.sparsifier import plain
+from autosparse.sparsifier import report as summary
+from autosparse.sparsifier import state as checkpoint
+from autosparse.sparsifier.binding import Binding, unwrap
+from autosparse.sparsifier.groups import build_groups, check_optimizers, find_groups
+from autosparse.sparsifier.guard import Event, Guard, GuardState, watch
+from autosparse.sparsifier.report import Report, RunCost
+from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
+
+
+def sparsify(
+    model: nn.Module,
+    method: Method,
+    *,
+    epochs: int,
+    steps_per_epoch: int,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    example_input: Any = None,
+    seed: int = 0,
+    density_floor: float = 0.01,
+    guard: str | None = "hold",
+    guard_every: int | None = None,
+    convention: str = "paper",
+    baseline_epochs: int | None = None,
+) -> Sparsifier:
+    """Attach a method to a model, in place; the model stays the user's own class."""
+    if not isinstance(method, Method):
+        raise TypeError(f"sparsify takes a method such as AutoSparse(alpha=0.75), got {method!r}")
+    refuse_wrapped(model)
+    limits = None if guard is None else Guard(policy=guard, floor=density_floor, every=guard_every)  # type: ignore[arg-type]
+    layers = select(model, include, exclude)
+    dense = set(method.keeps_dense([layer.name for layer in layers]))
+    layers = [layer for layer in layers if layer.name not in dense]
+    return Sparsifier(model, method, layers, epochs, steps_per_epoch, example_input, seed, limits, convention, baseline_epochs)
+
+
+class Sparsifier:
+    """A method at work on a model. Made by `sparsify`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        layers: Sequence[Layer],
+        epochs: int,
+        steps_per_epoch: int,
+        example_input: Any,
+        seed: int,
+        limits: Guard | None,
+        convention: str,
+        baseline_epochs: int | None,
+    ) -> None:
+        for name, value in (
+            ("epochs", epochs),
+            ("steps_per_epoch", steps_per_epoch),
+            ("baseline_epochs", baseline_epochs),
+        ):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} = {value!r}; it must be a whole number of at least 1")
+        self.model = model
+        self.method = method
+        self.layers = list(layers)
+        self.epochs = epochs
+        self.steps_per_epoch = steps_per_epoch
+        self.epoch = 0
+        self.step = 0
+        self.memory: dict[
+            str, Any
+        ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
+        self.history: list[dict[str, Any]] = []
+        self.generator = random_stream(seed, "masks")
+        self.guard = GuardState(limits) if limits and method.guarded() else None
+        self.controller: TargetController | None = None
+        self.tuner: AlphaTuner | None = None
+        baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
+        self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
+        self._compute = Compute()
+        self._binding: Binding | None = None
+        self._pending: Tensor | None = None
+        self._steps_at_epoch_start = 0
+        self._checked_first_step = False
+        self._settled: plain.Fingerprint | None = None
+        method.check(self)
+        self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
+        self._recorder = None if example_input is not None else Recorder(model)
+        if example_input is not None:
+            self.ledger.set_profile(profile(model, example_input))
+        for layer in self.layers:
+            layer.attach(method.parametrization(layer, self))
+        self._alpha = method.annealed(self)
+        self._compute.choose("auto", self.layers, model)
+        self._started = False
+        self._start()
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def alpha(self) -> float:
+        """What pruned weights receive of their gradient in this epoch."""
+        return self._alpha
+
+    def densities(self) -> list[float]:
+        """The fraction of non-zeros of every layer, in the order of `layers`; one sync."""
+        return self._density(self.counts()).tolist()
+
+    def sparsity(self) -> float:
+        """The fraction of zeros over all sparsified weights."""
+        total = sum(layer.numel for layer in self.layers)
+        return (total - int(self.counts().sum())) / total
+
+    @property
+    def cost(self) -> RunCost:
+        """The FLOPs ledger: Train F and Test F."""
+        self._take_profile()
+        return RunCost(self)
+
+    def report(self) -> Report:
+        """Per layer and overall: the only source of such numbers."""
+        self._take_profile()
+        return summary.make_report(self, str(self._compute))
+
+    @property
+    def held_floor(self) -> float:
+        """The density that the guard holds every layer at; 0 where it holds none."""
+        return self.guard.config.floor if self.guard and self.guard.config.policy == "hold" else 0.0
+
+    @property
+    def events(self) -> list[Event]:
+        """What the guard has seen."""
+        return list(self.guard.events) if self.guard else []
+
+    def compute(self, mode: str) -> None:
+        """How sparsified layers run: "auto" (the default): each pass as it measured faster; "dense"; or "sparse"."""
+        self._require_attached()
+        self._compute.choose(mode, self.layers, self.model)
+
+    def thresholds(self) -> list[nn.Parameter]:
+        """The method's own learned tensors (thresholds, scores), as they are now."""
+        return [parameter for layer in self.layers for parameter in layer.parametrization.parameters()]
+
+    def param_groups(
+        self, groups: Iterable[Any] | None = None, weight_decay: float | None = None, threshold_decay: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Optimizer groups: the model's parameters (or the user's own groups), and the thresholds in one of their own.
+
+        weight_decay goes to every group that has none of its own; without it the optimizer's own default holds. Thresholds
+        take the same decay unless threshold_decay is given; steered by a target_sparsity they take none.
+        """
+        decay = self.method.learned_decay(weight_decay) if threshold_decay is None else threshold_decay
+        return build_groups(self.model, self.thresholds(), groups, weight_decay, decay)
+
+    def bind(self, *optimizers: Any) -> None:
+        """Listen to the optimizer's steps; several that step together are bound in one call. Under DDP every rank calls it."""
+        self._require_attached()
+        unwrapped = [unwrap(optimizer) for optimizer in optimizers]
+        if not unwrapped:
+            raise TypeError("bind needs the optimizer that trains the model")
+        check_optimizers(unwrapped, self._named_thresholds())
+        if not self.method.shardable and any(is_sharded(layer.stored) for layer in self.layers):
+            raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
+        if self._binding:
+            self._binding.remove()
+        self._binding = Binding(unwrapped, self._before_step, self._after_step)
+        self._start()
+        checkpoint.share(self)
+        self._alpha = self.method.annealed(self)
+        self._push()
+
+    def gradient(self, layer: Layer) -> Tensor:
+        """The gradient of a layer's stored weight, whole and unscaled."""
+        gradient = layer.stored.grad
+        if gradient is None:
+            raise RuntimeError(f"{layer.name} has no gradient: the method needs one at this step")
+        scale = self.gradient_scale()
+        return whole(gradient) if scale == 1.0 else whole(gradient) / scale
+
+    def gradient_scale(self) -> float:
+        """What a GradScaler multiplied the gradients by, where they are not divided yet."""
+        return self._binding.scale() if self._binding else 1.0
+
+    def learned_groups(self) -> list[dict[str, Any]]:
+        """The optimizers' groups that hold the method's own learned tensors."""
+        return find_groups(self.optimizers, self.thresholds())
+
+    def optimizer_state(self, layer: Layer) -> dict[str, Any]:
+        """The optimizer's state of a layer's stored weight."""
+        return self._binding.state_of(layer.stored) if self._binding else {}
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that this Sparsifier listens to."""
+        return list(self._binding.optimizers) if self._binding else []
+
+    def restart(self) -> None:
+        """Begin time anew, for methods that train in rounds; costs go on adding up."""
+        self.epoch = self.step = self._steps_at_epoch_start = 0
+        self._alpha = self.method.annealed(self)
+        self._push()
+
+    def penalty(self) -> Tensor | float:
+        """The method's regulariser, to be added to the loss; 0 for methods without one."""
+        return self.method.penalty(self)
+
+    def end_epoch(self, loss: float | Tensor | None = None) -> None:
+        """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
+        self._require_attached()
+        taken = self.step - self._steps_at_epoch_start
+        if not taken:
+            raise RuntimeError("no optimizer step was seen in this epoch: call sp.bind(optimizer) before training")
+        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        # the mean first: a loss that is NaN on one rank is an error on all of them, none is left waiting
+        value = None if value is None else mean_over_ranks(value, self.layers[0].stored.device)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the loss of epoch {self.epoch} is {value}: nothing was changed; look for the step that diverged")
+        if self.epoch == 0 and taken != self.steps_per_epoch:
+            warn(
+                f"the first epoch had {taken} optimizer steps, steps_per_epoch is {self.steps_per_epoch}: schedules and costs "
+                "count optimizer steps (batches divided by gradient accumulation)"
+            )
+        self.method.end_epoch(self, value)
+        self.epoch += 1
+        self._steps_at_epoch_start = self.step
+        self._alpha = self.method.annealed(self)
+        self._push()
+        self.history.append(summary.epoch_record(self, value))
+        self._warn_if_dense()
+        self._compute.plan(self.layers, self.history[-1]["densities"], self.model, self.method.gate_is_rare())
+        self._settled = plain.fingerprint(self.model, self.layers, self.step)
+
+    def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
+        """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
+        self.method.score(self, batches, loss_fn)
+        self._push()
+
+    def next_round(self, *optimizers: Any) -> bool:
+        """Begin the next round of a method that trains in rounds; False when the last one is done."""
+        if optimizers:
+            self.bind(*optimizers)
+        return self.method.next_round(self)
+
+    def load_dense(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load a plain checkpoint; before the first step thresholds and masks start anew from its weights."""
+        self._require_attached()
+        plain.load(self.model, self.layers, state_dict)
+        if self.step == 0:
+            self._started = False
+            self._start()
+
+    def dense_state_dict(self) -> dict[str, Tensor]:
+        """The plain state with zeros baked in, at any time; training is not disturbed. Collective under FSDP2."""
+        return plain.state(self.model, self.layers, self._plain_keys)
+
+    def finalize(self, into: nn.Module | None = None) -> nn.Module:
+        """Remove the parametrizations and bake the zeros in; the model is plain again, with the keys it had.
+
+        `into` is a plain model that takes the weights instead: the way out of a sharded model, whose ranks gather them.
+        """
+        self._require_attached()
+        if self._settled:
+            self._settled.warn_if_edited(self.model, self.layers, self.step)
+        self._take_profile()
+        self.method.detach(self)
+        if into is not None:
+            into.load_state_dict(self.dense_state_dict())
+            return into
+        self._compute.choose("dense", self.layers, self.model)
+        plain.bake(self.layers, self._orders)
+        if self._binding:
+            self._binding.remove()
+            self._binding = None
+        if self._recorder:
+            self._recorder.close()
+        return self.model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact resume needs besides the model's and the optimizer's own state."""
+        return checkpoint.save(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a run; a state of another method, other layers or another version is refused."""
+        self._require_attached()
+        checkpoint.load(self, state)
+        self._started = True
+        self._alpha = self.method.annealed(self)
+        self._push()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hooks belong to the original's optimizer: a copy is bound to its own.
+        return {**self.__dict__, "_binding": None, "generator": self.generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = torch.Generator()
+        generator.set_state(state["generator"])
+        self.__dict__.update(state, generator=generator)
+
+    def _start(self) -> None:
+        """Initial thresholds or masks; a model built on the meta device waits until it has weights."""
+        if not self._started and not any(layer.stored.is_meta for layer in self.layers):
+            self.method.start(self)
+            self._started = True
+            if self.guard:
+                watch(self.layers, self.guard, self.step)
+            self._push()
+
+    def _push(self) -> None:
+        """Give every layer its gate."""
+        gate = self.method.gate(self)
+        for layer in self.layers:
+            held = self.guard is not None and layer.name in self.guard.escaped
+            layer.parametrization.open_gate(0.0 if held else gate)
+
+    def _before_step(self) -> bool:
+        for layer in self.layers:
+            layer.parametrization.refuse_narrow(layer.name)
+        if not self._checked_first_step:
+            self._check_first_step()
+        self._take_profile()
+        self._pending = torch.stack(self.method.passes(self._density(self._counts_of_step()), self))
+        return self.method.before_step(self)
+
+    def _after_step(self) -> None:
+        assert self._pending is not None
+        self.ledger.add(self._pending)
+        self.step += 1
+        if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
+            watch(self.layers, self.guard, self.step)
+        self.method.after_step(self)
+        self._push()
+        if self._compute.first_plan_is_due:
+            self._compute.plan(self.layers, self.densities(), self.model, self.method.gate_is_rare())
+
+    def _check_first_step(self) -> None:
+        assert self._binding is not None
+        self.method.ready(self)
+        self._push()
+        named = self._named_thresholds()
+        check_optimizers(self._binding.optimizers, named)
+        self._checked_first_step = True
+        if self.method.needs_decay() and named:
+            groups = find_groups(self._binding.optimizers, named.values())
+            if all(not group.get("weight_decay", 0) for group in groups):
+                warn(
+                    "the thresholds have no weight decay, and decay is what makes them rise: hardly anything will be pruned. "
+                    "Use sp.param_groups(weight_decay=...), threshold_decay=autosparse.threshold_decay(total=8, lrs=...), "
+                    "or a target_sparsity."
+                )
+
+    def _warn_if_dense(self) -> None:
+        sparsity = self.history[-1]["sparsity"]
+        if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
+            warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.prune_more}")
+
+    def counts(self) -> Tensor:
+        """Active weights of every layer, as one tensor on the model's device: no sync."""
+        return torch.stack([layer.count_active() for layer in self.layers])
+
+    def _counts_of_step(self) -> Tensor:
+        """The same after a forward pass, which may have counted already."""
+        known = [layer.parametrization.counted(layer.stored) for layer in self.layers]
+        return self.counts() if None in known else torch.tensor(known)
+
+    def _density(self, counts: Tensor) -> Tensor:
+        counts = precise(counts)
+        return counts / torch.tensor([layer.numel for layer in self.layers], dtype=counts.dtype, device=counts.device)
+
+    def _named_thresholds(self) -> dict[str, nn.Parameter]:
+        found = {}
+        for layer in self.layers:
+            for name, parameter in layer.parametrization.named_parameters():
+                found[f"{layer.name}: {name}"] = parameter
+        return found
+
+    def _take_profile(self) -> None:
+        if self._recorder and self._recorder.profile is not None:
+            self.ledger.set_profile(self._recorder.profile)
+            self._recorder = None
+
+    def _require_attached(self) -> None:
+        if not self.layers[0].attached:
+            raise RuntimeError("this Sparsifier is finalized: the model is plain; sparsify it again to go on")

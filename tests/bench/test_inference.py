@@ -1,0 +1,122 @@
+"""`autosparse bench infer`: hand-computed ratios, a real run of it, and its refusals."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from autosparse import cli, models
+from autosparse.bench.inference import COMPILED, EAGER, ORT, Timing, rows_of, take_turns
+from autosparse.cli import bench_infer
+from autosparse.cli.bench import app
+from autosparse.cli.bench_infer import fractions, numbers, pruned, zeros
+from autosparse.kernels import inference
+
+whole = typer.Typer()
+whole.add_typer(app, name="bench")
+
+
+def test_ratios_by_hand() -> None:
+    timings = {EAGER: Timing(8.0, 9.0, 3), COMPILED: Timing(6.0, 6.0, 3), ORT: Timing(4.0, 5.0, 3), "ours": Timing(2.0, 3.0, 3)}
+    rows = rows_of("net", 8, 1, timings)
+    assert [row.over_onnxruntime for row in rows] == [0.5, 4 / 6, 1.0, 2.0]
+    assert [row.over_torch for row in rows] == [0.75, 1.0, 1.5, 3.0]  # over the faster of torch's two
+    assert rows[3].samples_per_second == 4000.0
+    del timings[ORT]
+    assert rows_of("net", 1, 1, timings)[0].over_onnxruntime is None
+
+
+def test_contestants_take_turns() -> None:
+    order: list[str] = []
+    timings = take_turns({name: (lambda name=name: order.append(name)) for name in "ab"}, 1, 2)
+    assert order == ["a", "a", "b", "b"] * 2
+    assert timings["a"].calls == 2
+
+
+def test_pruning_leaves_stem_and_classifier() -> None:
+    model = pruned("resnet20", 0.9)
+    assert 0.85 < zeros(model) < 0.91
+    assert int((model.conv1.weight == 0).sum()) == int((model.fc.weight == 0).sum()) == 0
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_it_measures_and_writes(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    given = ["bench", "infer", "small_conv", "--sparsity", "0.9", "--batch", "2", "--threads", "1", "--rounds", "1"]
+    done = CliRunner().invoke(whole, [*given, "--no-compile", "--layers", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "small_conv, batch 2, 1 thread" in done.output
+    assert "baseline: onnxruntime dense" in done.output
+    found = json.loads(out.read_text())
+    assert {row["contestant"] for row in found["rows"]} >= {EAGER, "ours, 90% zeros"}
+    assert all(row["milliseconds"] > 0 for row in found["rows"])
+    named = any("conv6" in layer["name"] for table in found["layers"].values() for layer in table)
+    assert named == (inference.why_not() is None), "only the engine's kernels can be timed layer by layer"
+    again = CliRunner().invoke(whole, [*given, "--out", str(out)])
+    assert "is there already" in str(again.exception)
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_what_is_measured_of_a_run_stands_in_its_model_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.chdir(tmp_path)
+    settings = ["train.epochs=1", "train.dense_beside=false", "train.threads=1", "model.arguments.width=8"]
+    everything = ["train", "--quiet", "--no-report", "--out", "runs/mine"]
+    for setting in settings:
+        everything += ["--set", setting]
+    bench = ["bench", "infer", "runs/mine", "--batch", "1,2", "--threads", "1", "--rounds", "1", "--no-compile"]
+    for arguments in (everything, bench, ["export", "runs/mine", "--format", "hub"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 0
+    rows = json.loads(Path("runs/mine/bench.json").read_text())["rows"]
+    assert {(row["model"], row["batch"]) for row in rows} == {("mine", 1), ("mine", 2)}
+    card = Path("runs/mine/export/hub/README.md").read_text()
+    assert "| model | contestant | batch | threads | milliseconds |" in card
+    for row in rows:
+        assert f"| mine | {row['contestant']} | {row['batch']} | 1 | {row['milliseconds']:.4g} |" in card
+    assert "clock processor time on one thread" in card
+    assert "Not measured" not in card
+    with pytest.raises(SystemExit) as stopped:  # before anything is measured again
+        cli.main(bench)
+    assert stopped.value.code != 0
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = partial(models.transformer, 1200, 16, 2, 32, 1, 1)
+    monkeypatch.setattr(models, "build", lambda name: small() if name == "transformer" else None)
+    monkeypatch.setattr(bench_infer, "example", lambda name, batch: (torch.randint(3, 1200, (batch, 5)),))
+    given = ["bench", "infer", "transformer", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
+    done = CliRunner().invoke(whole, [*given, "--layers", "--out", str(tmp_path / "speed.json")])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert {row["contestant"] for row in rows} >= {EAGER, "ours, 90% zeros", "ours, 90% zeros, vocabulary too"}
+    assert "writes other tokens" not in done.output
+    assert "ours, 90% zeros: vocabulary layer dense" in done.output
+    assert ("decoder.0.attention.query" in done.output) == (inference.why_not() is None)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "-1"])
+def test_bad_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="whole numbers above zero"):
+        numbers(text, "--batch")
+
+
+@pytest.mark.parametrize("text", ["", "1", "-0.1", "ninety"])
+def test_bad_fractions(text: str) -> None:
+    with pytest.raises(ValueError, match="fractions of zeros from 0 to below 1"):
+        fractions(text)
+
+
+def test_unknown_model() -> None:
+    done = CliRunner().invoke(whole, ["bench", "infer", "resnet51", "--no-compile"])
+    assert "neither a built-in model" in str(done.exception)

@@ -1,0 +1,132 @@
+"""Which tensors are sparsified."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import autosparse
+from autosparse import AutoSparse
+from autosparse.sparsifier.selection import select
+
+
+class Zoo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.conv = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ConvTranspose2d(2, 2, 3))
+        self.lstm = nn.LSTM(8, 8, bidirectional=True)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.norm = nn.LayerNorm(8)
+        self.kernel = nn.Parameter(torch.randn(8, 8))
+        self.fc = nn.Linear(8, 3)
+
+
+def names(model: nn.Module, **patterns: object) -> list[str]:
+    return [layer.name for layer in select(model, **patterns)]
+
+
+def test_default_takes_matrices_and_leaves_norms_biases_and_embeddings():
+    assert names(Zoo()) == [
+        "conv.0", "conv.2", "lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l0_reverse", "lstm.weight_hh_l0_reverse",
+        "attention.in_proj_weight", "attention.out_proj", "fc",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("include", "expected"),
+    [
+        (("fc",), ["fc"]),
+        ("conv", ["conv.0", "conv.2"]),
+        (("conv.*", "kernel"), ["kernel", "conv.0", "conv.2"]),
+        (("embed",), ["embed"]),
+        (("norm.bias",), ["norm.bias"]),
+        (nn.Embedding, ["embed"]),
+        (("*_hh_*",), ["lstm.weight_hh_l0", "lstm.weight_hh_l0_reverse"]),
+        ((lambda name, module: name.endswith("proj"),), ["attention.out_proj"]),
+    ],
+)
+def test_include_takes_globs_types_and_callables(include, expected):
+    assert names(Zoo(), include=include) == expected
+
+
+def test_exclude():
+    left = names(Zoo(), exclude=("lstm", nn.Conv1d, "attention.in*", lambda name, module: name == "fc"))
+    assert left == ["conv.2", "attention.out_proj"]
+    assert "fc" in names(Zoo(), exclude=("norm",)), "a module that is dense anyway may be excluded"
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_lists_near_misses(argument):
+    with pytest.raises(ValueError, match=r"'atention\.\*' matches nothing; near misses: .*attention"):
+        select(Zoo(), **{argument: ("atention.*",)})
+
+
+def test_a_pattern_of_another_type_is_refused():
+    with pytest.raises(TypeError, match="globs, module types or callables"):
+        select(Zoo(), include=(3,))
+
+
+def test_a_model_without_prunable_layers_is_refused():
+    with pytest.raises(ValueError, match="no layer to sparsify"):
+        select(nn.Sequential(nn.BatchNorm1d(3), nn.Embedding(3, 3)))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_a_head_tied_to_a_dense_embedding_is_left_alone_with_a_message():
+    with pytest.warns(autosparse.SparsityWarning, match=r"head is left dense.*tied to embed\.weight"):
+        assert names(Tied()) == ["body"]
+
+
+def test_a_tied_head_that_is_named_takes_the_embedding_along():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (layer,) = select(Tied(), include=("head",))
+    assert [place.key for place in layer.places] == ["head.weight", "embed.weight"]
+
+
+def test_weights_tied_between_two_linears_are_one_layer():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    assert names(model) == ["0"]
+
+
+def test_sparsify_twice_is_refused():
+    model = nn.Linear(4, 4)
+    autosparse.sparsify(model, AutoSparse(), epochs=1, steps_per_epoch=1)
+    with pytest.raises(ValueError, match="sparsified already"):
+        autosparse.sparsify(model, AutoSparse(), epochs=1, steps_per_epoch=1)
+
+
+def test_a_weight_with_a_foreign_parametrization_is_refused_unless_excluded():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"0\.weight already has the parametrization _WeightNorm.*exclude '0'"):
+        select(model)
+    assert names(model, exclude=("0",)) == ["1"]
+
+
+def test_the_root_module_itself_can_be_the_layer():
+    sp = autosparse.sparsify(nn.Linear(4, 4), AutoSparse(), epochs=1, steps_per_epoch=1, example_input=torch.randn(2, 4))
+    (row,) = sp.report().layers
+    assert (row.name, row.kind, row.weights, row.macs) == ("weight", "Linear", 16, 16)
+
+
+def test_a_weight_under_torch_prune_is_refused_with_the_way_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    with pytest.raises(ValueError, match=r"0 is pruned by torch\.nn\.utils\.prune.*prune\.remove\(module, 'weight'\)"):
+        select(model)
+    prune.remove(model[0], "weight")
+    assert names(model) == ["0"]
