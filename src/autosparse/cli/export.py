@@ -159,9 +159,9 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
 
 
 def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:
+    from autosparse.common.files import refuse_existing
     from autosparse.data import TranslationData
     from autosparse.export import save_onnx
-    from autosparse.export.files import refuse_existing
 
     refuse_existing(target, force)  # before the data is opened
     inputs = real_inputs(finished)

@@ -13,11 +13,13 @@ from typing import Any
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, force: bool = True) -> Iterator[Path]:
     """A temporary name to write to; the file takes its real name once its content has reached the disk.
 
-    The temporary name is random and created exclusively, so that no link planted under it can be followed.
+    The temporary name is random and created exclusively, so that no link planted under it can be followed. Without `force`
+    an existing file is refused, also one that appeared during the work.
     """
+    refuse_existing(path, force)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -26,6 +28,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.chmod(mode)  # some writers create files that only their owner may read
         _sync(unfinished)
+        refuse_existing(path, force)
         os.replace(unfinished, path)
         _sync(path.parent)
     finally:

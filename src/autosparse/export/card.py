@@ -12,6 +12,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from autosparse.common.tables import Table
+
 BENCH = "bench.json"  # {"rows": [{column: value}], "machine": {...}}: what `autosparse bench infer` measured on this run
 TAGS = ("autosparse", "model_hub_mixin", "pruning", "pytorch_model_hub_mixin", "sparse")
 
@@ -61,12 +63,12 @@ def model_card(facts: Facts, state: Mapping[str, Tensor], model: str, usage: str
     sections = [
         f"---\n{yaml.safe_dump(_head(facts, name, method), sort_keys=False, allow_unicode=True)}---\n",
         f"# {name}: {model} with {_percent(sparsity)} zeros\n",
-        _table(("", ""), _figures(facts, model, method, sparsity)),
+        Table(("", ""), _figures(facts, model, method, sparsity)).markdown(),
         f"## Use\n\n```python\n{usage}\n```\n\nSafetensors and numpy alone read the weights too, "
         "in ten lines that autosparse's page on the format shows.\n",
         "## Sparsity per layer\n\n" + _layers(layers),
         "## Speed\n\n" + _speed(facts.bench),
-        "## Training\n\n" + _table(("", ""), _training(result, run)),
+        "## Training\n\n" + Table(("", ""), _training(result, run)).markdown(),
         f"## Recipe\n\n{_recipe(facts.recipe)}",
     ]
     return "\n".join(sections)
@@ -124,17 +126,17 @@ def _figures(facts: Facts, model: str, method: str, sparsity: float) -> list[tup
 def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
-            str(layer["name"]),
-            str(layer.get("kind", "")),
-            f"{layer['weights']:,}",
-            f"{layer['zeros']:,}",
+            layer["name"],
+            layer.get("kind", ""),
+            layer["weights"],
+            layer["zeros"],
             _percent(layer["zeros"] / layer["weights"] if layer["weights"] else 0.0),
             f"{layer['threshold']:.3g}" if isinstance(layer.get("threshold"), float) else "",
-            f"{layer['macs']:,}" if isinstance(layer.get("macs"), int) else "",
+            layer.get("macs"),
         )
         for layer in layers
     ]
-    return _table(("Layer", "Kind", "Weights", "Zeros", "Sparsity", "Threshold", "MACs"), rows)
+    return Table(("Layer", "Kind", "Weights", "Zeros", "Sparsity", "Threshold", "MACs"), rows).markdown()
 
 
 def _speed(bench: Mapping[str, Any]) -> str:
@@ -145,7 +147,7 @@ def _speed(bench: Mapping[str, Any]) -> str:
     heads = [column.replace("_", " ") for column in columns]
     cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     machine = ", ".join(f"{key} {value}" for key, value in dict(bench.get("machine") or {}).items())
-    return f"{_table(heads, cells)}\nMeasured on: {machine or 'a machine that was not recorded'}.\n"
+    return f"{Table(heads, cells).markdown()}\nMeasured on: {machine or 'a machine that was not recorded'}.\n"
 
 
 def _training(result: Mapping[str, Any], run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -167,22 +169,13 @@ def _recipe(recipe: Mapping[str, Any]) -> str:
     shown = dict(recipe)
     data = dict(shown.get("data") or {})
     for key in ("path", "hub"):
-        if (
-            data.get(key) and Path(str(data[key])).is_absolute()
-        ):  # a card is for everyone: where a disk has it is nobody's business
+        # a card is public: do not leak local paths
+        if data.get(key) and Path(str(data[key])).is_absolute():
             data[key] = PurePath(data[key]).name
     shown["data"] = data
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     fence = "`" * max(3, 1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
     return f"{fence}yaml\n{text}{fence}\n"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return (
-        "\n".join("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |" for line in lines)
-        + "\n"
-    )
 
 
 def _percent(value: Any) -> str:

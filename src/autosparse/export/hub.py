@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from autosparse import models
+from autosparse.common.files import whole_folder
 from autosparse.export.card import TAGS, Facts, model_card
-from autosparse.export.files import whole_folder
 from autosparse.export.reader import SparseFile, differences, load_sparse
 from autosparse.export.states import plain_state
 from autosparse.export.writer import save_sparse

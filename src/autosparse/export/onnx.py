@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.export.files import refuse_existing, whole_file
+from autosparse.common.files import refuse_existing, whole_file
 from autosparse.export.states import refuse_sparsified
 
 TOLERANCE = 1e-4  # of the largest output: other orders of summation, and nothing more

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosparse.export.files import refuse_existing, whole_file
+from autosparse.common.files import refuse_existing, whole_file
 from autosparse.export.states import narrow, plain_state, precision
 
 

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from autosparse.common.files import refuse_existing, whole_file
 from autosparse.common.warnings import warn
-from autosparse.export.files import refuse_existing, whole_file
 from autosparse.export.format import (
     BITS,
     BLOCKS,
