@@ -23,6 +23,7 @@ from torch import nn
 
 import autosparse
 from autosparse.methods import steering
+from autosparse.methods.autotune import TargetController
 from autosparse.methods.families.drop_grow import DropAndGrow
 from autosparse.methods.families.magnitude import Magnitude
 from autosparse.sparsifier import Sparsifier
@@ -129,8 +130,8 @@ def update(run: Sparsifier) -> None:
         method.rewire(run)
     elif isinstance(method, Magnitude):
         method.refresh(run)
-    elif run.controller:
-        steering.steer(steering.threshold_layers(run.layers), run.controller, run.step, run.held_floor, run.generator)
+    elif isinstance(controller := run.parts.get("controller"), TargetController):
+        steering.steer(steering.threshold_layers(run.layers), controller, run.step, run.held_floor, run.generator)
     elif method.about.name in ("prune_retrain", "lottery"):
         run.next_round()
     elif method.about.name == "optg":

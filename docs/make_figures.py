@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import autosparse
 from autosparse import AutoSparse, schedules
+from autosparse.methods.autotune import TargetController
 
 FOLDER = Path(__file__).parent / "figures"
 EPOCHS, BATCH, LR, MOMENTUM = 30, 64, 0.1, 0.9
@@ -164,8 +165,9 @@ def target() -> None:
     layered = None
     for ramp, color in zip((0.7, 0.2), COLORS, strict=False):
         sp, accuracy = train(AutoSparse(target_sparsity=0.9, target_ramp=ramp))
-        assert sp.controller is not None
-        steps, wanted, reached, _ = zip(*sp.controller.history, strict=True)
+        controller = sp.parts["controller"]
+        assert isinstance(controller, TargetController)
+        steps, wanted, reached, _ = zip(*controller.history, strict=True)
         left.plot(steps, [100 * value for value in wanted], color="k", linestyle=":", linewidth=1)
         left.plot(steps, [100 * value for value in reached], color=color, label=f"reached, target_ramp={ramp}")
         fractions = f"Train F {sp.cost.train_fraction:.3f}, Test F {sp.cost.test_fraction:.3f}"

@@ -75,7 +75,7 @@ def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
     resumed = Run(TUNED, batch=16, seed=5)
     resumed.accelerator.load_state(str(tmp_path))
     seen = [trained(run, epochs=2).seen() for run in (whole, resumed)]
-    assert len(resumed.sp.tuner.history) == 3
+    assert len(resumed.sp.parts["tuner"].history) == 3
     assert differences({**seen[0], "gradients": None}, {**seen[1], "gradients": None}) == []
 
 

@@ -398,7 +398,7 @@ def test_auto_tuning_reads_the_mean_that_the_module_logs() -> None:
     fit(sparse, module)
     means = torch.tensor(module.losses).view(EPOCHS, BATCHES).mean(1).tolist()
     assert [each["loss"] for each in sparse.sparsifier.history] == pytest.approx(means)
-    assert [loss for _, loss, _, _ in sparse.sparsifier.tuner.history] == pytest.approx(means[:3])
+    assert [loss for _, loss, _, _ in sparse.sparsifier.parts["tuner"].history] == pytest.approx(means[:3])
 
 
 # ---------------------------------------------------------------------------------------------------- other ways to run

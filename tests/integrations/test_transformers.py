@@ -106,7 +106,7 @@ def test_losses_of_epochs_are_the_trainers_own(tmp_path: Path) -> None:
     assert [entry["loss"] for entry in sp.history] == pytest.approx(means, rel=1e-6)
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert sum(logged) / 6 == pytest.approx(sum(means) / 4)
-    assert [entry[1] for entry in sp.tuner.history] == pytest.approx(means[:3], rel=1e-6)
+    assert [entry[1] for entry in sp.parts["tuner"].history] == pytest.approx(means[:3], rel=1e-6)
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert [len(group["params"]) for group in trainer.optimizer.param_groups] == [len(list(bert().parameters())), 14]
 
@@ -185,7 +185,7 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     resumed = make(tmp_path, TUNED, model=bert(seed=5), save_strategy="steps", save_steps=4)
     resumed[0].train(resume_from_checkpoint=True)
     assert resumed[0].state.global_step == 12
-    assert len(resumed[1].tuner.history) == 3
+    assert len(resumed[1].parts["tuner"].history) == 3
     assert differences(state(*resumed), state(*whole)) == []
 
 

@@ -135,7 +135,7 @@ def test_target_below_the_start_goes_down(loop):
 
 def test_a_missed_target_is_called_out(loop):
     run = loop(nn.Linear(10, 60), AutoSparse(target_sparsity=0.9), epochs=1, steps=3)
-    run.sp.controller.max_decay = 1e-9  # a controller that may not move
+    run.sp.parts["controller"].max_decay = 1e-9  # a controller that may not move
     with pytest.warns(autosparse.SparsityWarning, match=r"target_sparsity = 0\.9, reached 0\.3"):
         run.run()
 

@@ -40,7 +40,7 @@ class Ledger:
         self.baseline_steps = baseline_steps
         self.profile: Profile | None = None
         self._steps = 0
-        self._dense_steps = 0
+        self.dense_steps = 0  # reference steps at the full dense cost
         self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
 
     @property
@@ -68,7 +68,7 @@ class Ledger:
         """Add reference steps at the full dense cost: spent, but no part of the baseline."""
         if count < 0:
             raise ValueError(f"the number of dense steps must be at least 0, not {count}")
-        self._dense_steps += count
+        self.dense_steps += count
 
     @property
     def spent_macs(self) -> float:
@@ -103,7 +103,7 @@ class Ledger:
         return {
             "layer_names": list(self.layer_names),
             "steps": self._steps,
-            "dense_steps": self._dense_steps,
+            "dense_steps": self.dense_steps,
             "sums": self._sums.tolist(),
             "profile": None if self.profile is None else [asdict(layer) for layer in self.profile.layers],
         }
@@ -122,7 +122,7 @@ class Ledger:
                 + ("" if only_saved or only_here else "; their order differs")
             )
         self._steps = int(state["steps"])
-        self._dense_steps = int(state["dense_steps"])
+        self.dense_steps = int(state["dense_steps"])
         sums = torch.tensor(state["sums"], dtype=torch.float64)
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:
@@ -155,7 +155,7 @@ class Ledger:
             density_steps = forward + weight_gradient
             if self._has_input_gradient(layer):
                 density_steps += input_gradient
-            spent[layer.name] = layer.macs * (density_steps + self._dense_steps * self._passes(layer))
+            spent[layer.name] = layer.macs * (density_steps + self.dense_steps * self._passes(layer))
         return spent
 
 

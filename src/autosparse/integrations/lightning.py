@@ -22,6 +22,7 @@ from autosparse.integrations.gradients import Gradients
 from autosparse.integrations.lightning_run import EpochLoss, check_plan, plan
 from autosparse.integrations.module_hooks import count_macs, follow, unfollow
 from autosparse.integrations.regroup import move_thresholds
+from autosparse.methods.autotune import AlphaTuner
 from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
 
@@ -120,8 +121,8 @@ class SparseTraining(Callback):
         pl_module.log_dict(values, sync_dist=True, batch_size=1)
 
     def _end_epoch(self, loss: Tensor | None) -> None:
-        tuner = self.sparsifier.tuner
-        if loss is None and tuner and not tuner.tuned:
+        tuner = self.sparsifier.parts.get("tuner")
+        if loss is None and isinstance(tuner, AlphaTuner) and not tuner.tuned:
             name = self.loss.name
             raise ValueError(
                 f"auto-tuning needs the epoch's mean of {name!r}: write self.log({name!r}, loss, on_step=False, on_epoch=True) "

@@ -15,7 +15,7 @@ from autosparse.layer import Layer
 from autosparse.methods import steering
 from autosparse.methods.annealing import DEFAULT_ALPHA, GradientAnnealing
 from autosparse.methods.autotune import AlphaTuner, AutoTune, TargetController
-from autosparse.methods.families.base import About, Method, dense_like, require
+from autosparse.methods.families.base import About, Method, Stateful, dense_like, require
 from autosparse.parametrizations import SoftThreshold
 
 if TYPE_CHECKING:
@@ -75,8 +75,11 @@ class LearnedThreshold(Method):
             f"target_sparsity = {self.target_sparsity} cannot be met while every layer keeps a density of {floor}: "
             f"pass density_floor below {1 - (self.target_sparsity or 0):.4g} to sparsify",
         )
-        if self.target_sparsity is not None:
-            run.controller = TargetController(self.target_sparsity, self.target_ramp, run.total_steps)
+
+    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
+        if self.target_sparsity is None:
+            return {}
+        return {"controller": TargetController(self.target_sparsity, self.target_ramp, run.total_steps)}
 
     def parametrization(self, layer: Layer, run: Sparsifier) -> SoftThreshold:
         shape: tuple[int, ...] = (1,)
@@ -97,8 +100,9 @@ class LearnedThreshold(Method):
             for layer, soft in layers:
                 soft.start_at(layer.weight(), sparsity)
         steering.refresh_reach(layers)
-        if run.controller:
-            run.controller.start(run.sparsity())
+        controller = _controller(run)
+        if controller:
+            controller.start(run.sparsity())
 
     def _warn_dead(self, run: Sparsifier) -> None:
         dead = [layer.name for layer, density in zip(run.layers, run.densities(), strict=True) if density == 0]
@@ -122,9 +126,9 @@ class LearnedThreshold(Method):
         return 0.0
 
     def after_step(self, run: Sparsifier) -> None:
-        layers = steering.threshold_layers(run.layers)
-        if run.controller and run.controller.due(run.step):
-            steering.steer(layers, run.controller, run.step, run.held_floor, run.generator)
+        layers, controller = steering.threshold_layers(run.layers), _controller(run)
+        if controller and controller.due(run.step):
+            steering.steer(layers, controller, run.step, run.held_floor, run.generator)
             if run.step == run.total_steps:
                 self._warn_if_missed(run)
         if self._backward_sparsity():
@@ -137,13 +141,26 @@ class LearnedThreshold(Method):
         return self.g != "identity" and self.threshold != "shared" and self.target_sparsity is None
 
     def notes(self, run: Sparsifier) -> list[str]:
-        if not run.controller or not run.controller.history:
+        controller = _controller(run)
+        if not controller or not controller.history:
             return []
-        step, wanted, reached, factor = run.controller.history[-1]
+        step, wanted, reached, factor = controller.history[-1]
         return [
             f"target {self.target_sparsity:.1%}: at step {step} of {run.total_steps} wanted {wanted:.2%}, "
             f"reached {reached:.2%} (factor on s {factor:.4f})"
         ]
+
+
+def _controller(run: Sparsifier) -> TargetController | None:
+    part = run.parts.get("controller")
+    assert part is None or isinstance(part, TargetController)
+    return part
+
+
+def _tuner(run: Sparsifier) -> AlphaTuner | None:
+    part = run.parts.get("tuner")
+    assert part is None or isinstance(part, AlphaTuner)
+    return part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +227,15 @@ class AutoSparse(LearnedThreshold):
                 f"autotune takes {self.autotune.epochs} epochs of a run of {self.horizon or run.epochs}: "
                 "train longer, or lower AutoTune(epochs=...)",
             )
-            run.tuner = AlphaTuner(self.autotune)
             for difference in self.autotune.settings_difference():
                 warn(f"the reference losses were made with other settings: {difference}")
+
+    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
+        return super().parts(run) if self.autotune is None else {"tuner": AlphaTuner(self.autotune)}
+
+    def start(self, run: Sparsifier) -> None:
+        super().start(run)
+        if self.autotune is not None and not run.ledger.dense_steps:  # start comes again after load_dense
             run.ledger.add_dense_steps(self.autotune.epochs * run.steps_per_epoch)
 
     def _backward_sparsity(self) -> float:
@@ -220,8 +243,9 @@ class AutoSparse(LearnedThreshold):
 
     def annealed(self, run: Sparsifier) -> float:
         annealing = self.annealing()
-        if run.tuner and not annealing.is_zero(run.epoch):
-            return run.tuner.alpha_at(run.epoch, annealing.decay, self.horizon or run.epochs)
+        tuner = _tuner(run)
+        if tuner and not annealing.is_zero(run.epoch):
+            return tuner.alpha_at(run.epoch, annealing.decay, self.horizon or run.epochs)
         return annealing.at(run.epoch, run.epochs)
 
     def gate(self, run: Sparsifier) -> float:
@@ -231,13 +255,14 @@ class AutoSparse(LearnedThreshold):
         return self.dense_grad_every > 1
 
     def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        if run.tuner and not run.tuner.tuned:
+        tuner = _tuner(run)
+        if tuner and not tuner.tuned:
             if loss is None:
                 raise ValueError(
-                    f"auto-tuning needs the mean training loss of each of the first {run.tuner.config.epochs} epochs: "
+                    f"auto-tuning needs the mean training loss of each of the first {tuner.config.epochs} epochs: "
                     "sp.end_epoch(loss=...)"
                 )
-            run.tuner.observe(run.epoch, loss)
+            tuner.observe(run.epoch, loss)
 
     def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
         if self.gate(run) == 0:
@@ -247,9 +272,9 @@ class AutoSparse(LearnedThreshold):
         return density, density, torch.clamp(density, min=1 - self.backward_sparsity)
 
     def notes(self, run: Sparsifier) -> list[str]:
-        lines = [f"alpha {run.alpha:.4f}"]
-        if run.tuner and run.tuner.history:
-            epoch, loss, reference, alpha = run.tuner.history[-1]
+        lines, tuner = [f"alpha {run.alpha:.4f}"], _tuner(run)
+        if tuner and tuner.history:
+            epoch, loss, reference, alpha = tuner.history[-1]
             lines.append(f"auto-tune: epoch {epoch} loss {loss:.4f}, reference {reference:.4f}, alpha set to {alpha:.4f}")
         return lines + super().notes(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Report:
     notes: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
     history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    controller: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
+    part_history: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False)
 
     @property
     def weights(self) -> int:
@@ -63,11 +64,16 @@ class Report:
     def sparsity(self) -> float:
         return self.zeros / self.weights
 
+    @property
+    def controller(self) -> tuple[tuple[float, ...], ...]:
+        """Moves of the target controller: step, sparsity on the ramp, sparsity reached, factor."""
+        return self.part_history.get("controller", ())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         layers = [{**asdict(layer), "sparsity": layer.sparsity} for layer in self.layers]
         totals = {"weights": self.weights, "zeros": self.zeros, "sparsity": self.sparsity}
-        return {**asdict(self), **totals, "layers": layers}
+        return {**asdict(self), **totals, "layers": layers, "controller": self.controller}
 
     def __str__(self) -> str:
         head = ("layer", "kind", "weights", "zeros", "sparsity", "threshold", "MACs")
@@ -149,7 +155,7 @@ def make_report(run: Sparsifier, compute: str) -> Report:
         notes=tuple(run.method.notes(run)),
         events=tuple(str(event) for event in run.events),
         history=tuple(run.history),
-        controller=tuple(run.controller.history) if run.controller else (),
+        part_history={name: tuple(part.history) for name, part in run.parts.items() if hasattr(part, "history")},
     )
 
 

@@ -16,8 +16,7 @@ from autosparse.common.warnings import warn
 from autosparse.compute.compute import Compute
 from autosparse.cost import Ledger, Recorder, profile
 from autosparse.layer import Layer
-from autosparse.methods.autotune import AlphaTuner, TargetController
-from autosparse.methods.families.base import Method
+from autosparse.methods.families.base import Method, Stateful
 from autosparse.sparsifier import plain
 from autosparse.sparsifier import report as summary
 from autosparse.sparsifier import state as checkpoint
@@ -91,8 +90,6 @@ class Sparsifier:
         self.history: list[dict[str, Any]] = []
         self.generator = random_stream(seed, "masks")
         self.guard = GuardState(limits) if limits and method.guarded() else None
-        self.controller: TargetController | None = None
-        self.tuner: AlphaTuner | None = None
         baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
         self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
         self._compute = Compute()
@@ -102,6 +99,7 @@ class Sparsifier:
         self._checked_first_step = False
         self._settled: plain.Fingerprint | None = None
         method.check(self)
+        self.parts: dict[str, Stateful] = method.parts(self)
         self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
         self._recorder = None if example_input is not None else Recorder(model)
         if example_input is not None:

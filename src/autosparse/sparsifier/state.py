@@ -11,6 +11,7 @@ import torch.distributed as dist
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
 
 if TYPE_CHECKING:
+    from autosparse.methods.families.base import Stateful
     from autosparse.sparsifier import Sparsifier
 
 VERSION = 1
@@ -18,7 +19,6 @@ VERSION = 1
 
 def save(run: Sparsifier) -> dict[str, Any]:
     """Plain values and tensors: torch.load(weights_only=True) reads it back."""
-    parts = {"guard": run.guard, "controller": run.controller, "tuner": run.tuner}
     return {
         "version": VERSION,
         **_identity(run),
@@ -30,7 +30,7 @@ def save(run: Sparsifier) -> dict[str, Any]:
         "generator": run.generator.get_state(),
         "ledger": run.ledger.state_dict(),
         "compute": run._compute.state_dict(),
-        **{name: None if part is None else part.state_dict() for name, part in parts.items()},
+        **{name: None if part is None else part.state_dict() for name, part in _parts(run).items()},
     }
 
 
@@ -40,12 +40,13 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
+    identity = _identity(run)
+    differences = _differences(state, identity) if identity.keys() <= state.keys() else []
+    if differences:
+        raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     missing = [key for key in save(run) if key not in state and key != "compute"]  # which older states do not have
     if missing:
         raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
-    differences = _differences(state, _identity(run))
-    if differences:
-        raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     run.epoch = state["epoch"]
     run.step, run._steps_at_epoch_start = state["step"], state["epoch_start"]
     run.memory = dict(state["memory"])
@@ -57,7 +58,7 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
         run._recorder = None
     if "compute" in state:
         run._compute.load_state_dict(state["compute"], run.layers, run.model)
-    for name, part in (("guard", run.guard), ("controller", run.controller), ("tuner", run.tuner)):
+    for name, part in _parts(run).items():
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
 
@@ -78,6 +79,11 @@ def share(run: Sparsifier) -> None:
     for layer in run.layers:  # DDP leaves buffers alone under broadcast_buffers=False
         for buffer in layer.parametrization.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def _parts(run: Sparsifier) -> dict[str, Stateful | None]:
+    """What has a state of its own; states of 0.1 hold None for a part that the method does not have."""
+    return {"guard": run.guard, **run.parts}
 
 
 def _identity(run: Sparsifier) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -31,9 +31,17 @@ class About:
     doc: str
 
 
+class Stateful(Protocol):
+    """Something that changes over a run and can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods. Subclasses are frozen dataclasses; what changes over time lives in the Sparsifier's memory."""
+    """Base of all methods. Subclasses are frozen dataclasses; what changes lives in the Sparsifier's memory and parts."""
 
     about: ClassVar[About]
     prune_more: ClassVar[str] = "raise the method's penalty or train longer"  # advice when nothing is pruned
@@ -41,6 +49,10 @@ class Method:
 
     def check(self, run: Sparsifier) -> None:
         """Refuse a run that this method cannot do; called before anything is attached."""
+
+    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
+        """State machines for one run, kept in `run.parts` and saved with its state under these names."""
+        return {}
 
     def keeps_dense(self, names: Sequence[str]) -> Sequence[str]:
         """Of the selected layers, those that the method leaves alone by its own convention (first, last)."""
