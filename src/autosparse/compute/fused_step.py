@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.compute.fusion import Untraceable, any_global_hooks, fuse, has_hooks
+from autosparse.compute.fusion import fuse
+from autosparse.compute.tracing import Untraceable, any_global_hooks, has_hooks
 
 ATTRIBUTE = "fused_step"
 # A module whose own attributes change from call to call cannot be traced once for all.
@@ -63,13 +64,15 @@ def _usable(arguments: tuple[Any, ...]) -> bool:
 
 
 def _signature(root: nn.Module) -> object:
-    """What a graph depends on besides tensors: modules, modes, hooks, and the plain attributes of containers."""
+    """What a graph depends on besides tensors: modules, modes, hooks, plain attributes of containers, what works in place."""
     return [
         (
             id(module),
             module.training,
             has_hooks(module),
-            [(name, value) for name, value in vars(module).items() if isinstance(value, SIMPLE)] if module._modules else None,
+            [(name, value) for name, value in vars(module).items() if isinstance(value, SIMPLE)]
+            if module._modules
+            else vars(module).get("inplace"),
         )
         for module in _own_modules(root)
     ]

@@ -50,10 +50,11 @@ def plain(value: Normalised) -> Tensor:
     return fused_functions.join(value.raw, value.folded, None, None, value.relu)
 
 
-def joined(first: Normalised, second: Tensor | Normalised, relu: bool) -> Tensor:
+def joined(first: Normalised, second: Tensor | Normalised | float, in_place: bool, relu: bool) -> Tensor:
     """first + second, and its ReLU if wanted."""
-    if _broadcasts(first, second):
-        total = plain(first) + (plain(second) if isinstance(second, Normalised) else second)
+    if not isinstance(second, Tensor | Normalised) or _broadcasts(first, second):
+        total, other = plain(first), plain(second) if isinstance(second, Normalised) else second
+        total = total.add_(other) if in_place else total + other
         return total.relu() if relu else total
     other, folded = second[:2] if isinstance(second, Normalised) else (second, None)
     return fused_functions.join(first.raw, first.folded, other, folded, relu)
@@ -65,11 +66,11 @@ def _broadcasts(first: Normalised, second: Tensor | Normalised) -> bool:
 
 
 def joined_conv_norm(
-    first: Normalised, second: Tensor | Normalised, relu: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d
+    first: Normalised, second: Tensor | Normalised | float, in_place: bool, relu: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d
 ) -> tuple[Tensor, Normalised]:
     """The sum, and norm(conv(sum))."""
-    if _broadcasts(first, second):
-        total = joined(first, second, relu)
+    if not isinstance(second, Tensor | Normalised) or _broadcasts(first, second):
+        total = joined(first, second, in_place, relu)
         return total, conv_norm(conv, norm, total)
     other, other_folded = second[:2] if isinstance(second, Normalised) else (second, None)
     branches = first.raw, first.folded, other, other_folded

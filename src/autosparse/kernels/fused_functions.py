@@ -83,7 +83,8 @@ class _Join(Function):
             result = fused_passes.materialise(value)
         else:
             result = fused_passes.join(value, Value(pixels_last(other), other_folded), relu)
-        ctx.save_for_backward(result, raw, folded, None if other_folded is None else other, other_folded)
+        # only the ReLU needs the result again, as torch's own does: without it whoever takes the result may write into it
+        ctx.save_for_backward(result if relu else None, raw, folded, None if other_folded is None else other, other_folded)
         return result
 
     @staticmethod
@@ -148,7 +149,7 @@ def _of_other_folded(sums: Tensor) -> Tensor:
 
 
 def _where_branches_join(
-    branches: tuple[Tensor, Tensor, Tensor | None, Tensor | None], result: Tensor, added: Tensor | None, relu: bool
+    branches: tuple[Tensor, Tensor, Tensor | None, Tensor | None], result: Tensor | None, added: Tensor | None, relu: bool
 ) -> Ending:
     """The other branch has sums of its own if it is a normalised value."""
     raw, folded, other, other_folded = branches
@@ -157,5 +158,5 @@ def _where_branches_join(
         Value(pixels_last(raw), folded),
         None if other_folded is None or other is None else Value(pixels_last(other), other_folded),
         added=None if added is None else pixels_last(added),
-        result=pixels_last(result),
+        result=None if result is None else pixels_last(result),
     )
