@@ -1,8 +1,9 @@
 """How a sparsity budget spreads over layers. Shapes are (out, in, *kernel); sparsity is the fraction of zeros."""
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+
+from autosparse.common.words import did_you_mean
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -17,8 +18,7 @@ def _checked(shapes: Shapes, sparsity: float, dense: Collection[str]) -> dict[st
         raise TypeError(f"dense is the string {dense!r}; give a collection of layer names, such as ({dense!r},)")
     for name in dense:
         if name not in shapes:
-            near = difflib.get_close_matches(name, shapes, n=3)
-            hint = f"; near misses: {', '.join(near)}" if near else f"; the layers are {', '.join(list(shapes)[:5])}, ..."
+            hint = did_you_mean(name, shapes, otherwise=f"; the layers are {', '.join(list(shapes)[:5])}, ...")
             raise ValueError(f"dense names {name!r}, which is not among the layers{hint}")
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     for name, size in sizes.items():
@@ -96,7 +96,6 @@ DISTRIBUTIONS = ("uniform", "er", "erk")
 def distribute(name: str, shapes: Shapes, sparsity: float, dense: Collection[str] = ()) -> dict[str, float]:
     """The distribution of that name: {layer: shape} to {layer: sparsity}."""
     if name not in DISTRIBUTIONS:
-        near = difflib.get_close_matches(name, DISTRIBUTIONS, n=2, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"unknown distribution {name!r}; allowed: {', '.join(DISTRIBUTIONS)}{hint}")
+        allowed = ", ".join(DISTRIBUTIONS)
+        raise ValueError(f"unknown distribution {name!r}; allowed: {allowed}{did_you_mean(name, DISTRIBUTIONS)}")
     return {"uniform": uniform, "er": er, "erk": erk}[name](shapes, sparsity, dense)

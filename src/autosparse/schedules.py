@@ -1,8 +1,9 @@
 """Pure functions of time: how alpha decays and how a sparsity target rises. Progress is clipped to [0, 1]."""
 
-import difflib
 import math
 from collections.abc import Callable
+
+from autosparse.common.words import did_you_mean
 
 # The paper's logistic decay runs over this stretch of the logistic curve (L0 = -6, L1 = 6).
 _LOGIT_START, _LOGIT_END = -6.0, 6.0
@@ -69,9 +70,8 @@ ALPHA_SCHEDULES = ("sigmoid-cosine", "cosine", "sigmoid", "linear", "exponential
 def annealing(schedule: str, epoch: float, horizon: float, beta: float = 1.0) -> float:
     """Factor on alpha_0 in epoch `epoch` (from 0) of a decay over `horizon` epochs; `beta` is for "exponential"."""
     if schedule not in ALPHA_SCHEDULES:
-        near = difflib.get_close_matches(schedule, ALPHA_SCHEDULES, n=2, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"unknown schedule {schedule!r}; allowed: {', '.join(ALPHA_SCHEDULES)}{hint}")
+        allowed = ", ".join(ALPHA_SCHEDULES)
+        raise ValueError(f"unknown schedule {schedule!r}; allowed: {allowed}{did_you_mean(schedule, ALPHA_SCHEDULES)}")
     if not horizon > 0.0:
         raise ValueError(f"horizon is {horizon}; a decay needs a horizon of more than 0 epochs")
     if schedule == "exponential":

@@ -52,6 +52,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         assert new is not None
         warnings.warn(f"{spec.name} has moved to {new}; the old path works until 1.0", DeprecationWarning, stacklevel=2)
         module = ModuleType(spec.name)
+        module.__path__ = []  # else the moved package's own path would be found, and its parts loaded a second time
         moved = importlib.import_module(new)
         module.__getattr__ = lambda name: getattr(moved, name)  # type: ignore[method-assign]
         module.__dict__["__all__"] = getattr(moved, "__all__", [name for name in vars(moved) if not name.startswith("_")])

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autosparse.common.packages import need
 from autosparse.data.augment import Numbers, centre_square, resized_crop_flip
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
-from autosparse.data.packages import need
 from autosparse.data.tables import image_column, label_column, open_tables
 
 MEMORY = 2**30

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from autosparse.common.packages import need
 from autosparse.data.config import TranslationData
-from autosparse.data.packages import need
 
 Piece = tuple[list[str], list[str]]
 PIECE = 10_000

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autosparse.common.packages import need
 from autosparse.data.augment import Numbers
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
 from autosparse.data.encoded import MEMORY, EncodedImages, open_encoded
 from autosparse.data.idx import read_split
-from autosparse.data.packages import need
 
 
 class Images(Protocol):

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autosparse.common.packages import need
 from autosparse.data.config import ImageData
-from autosparse.data.packages import need
 
 HELD_OUT = ("validation", "val", "valid", "test")
 """Splits to validate on, in the order they are looked for."""

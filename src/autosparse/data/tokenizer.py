@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosparse.data.packages import need
+from autosparse.common.files import write_text
+from autosparse.common.packages import need
 from autosparse.data.pairs import Pairs
 
 if TYPE_CHECKING:
@@ -129,18 +129,3 @@ def _fingerprint(pairs: Pairs, vocabulary: int, lowercase: bool) -> str:
         seen.update("\n".join(sentences).encode("utf-8", "surrogatepass"))
         seen.update(b"\0")
     return seen.hexdigest()[:20]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        # mkstemp makes files that only their owner may read; a cache and a run's folder may be shared
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

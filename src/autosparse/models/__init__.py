@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from autosparse.models.checks import near_misses
+from autosparse.common.words import did_you_mean
 from autosparse.models.chunked_loss import chunked_cross_entropy
 from autosparse.models.cifar_resnet import resnet20, resnet32
 from autosparse.models.mobilenet import mobilenet_v1
@@ -47,11 +47,13 @@ def build(name: str, **arguments: Any) -> nn.Module:
     """The named network; an unknown name or argument is an error that lists what is allowed."""
     if name not in _BUILDERS:
         known = list_models()
-        raise ValueError(f"unknown model {name!r}.{near_misses(str(name), known)} Known models: {', '.join(known)}")
+        raise ValueError(
+            f"unknown model {name!r}{did_you_mean(str(name), known, otherwise='.')} Known models: {', '.join(known)}"
+        )
     builder = _BUILDERS[name]
     allowed = list(inspect.signature(builder).parameters)
     for argument in arguments:
         if argument not in allowed:
-            hint = near_misses(argument, allowed)
-            raise TypeError(f"{name} has no argument {argument!r}.{hint} Its arguments: {', '.join(allowed)}")
+            hint = did_you_mean(argument, allowed, otherwise=".")
+            raise TypeError(f"{name} has no argument {argument!r}{hint} Its arguments: {', '.join(allowed)}")
     return builder(**arguments)

@@ -1,7 +1,6 @@
 """Argument checks shared by the model builders; each error names the argument, the value and what is allowed."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 
 def whole(name: str, value: int, minimum: int = 1) -> int:
@@ -25,9 +24,3 @@ def probability(name: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
     return value
-
-
-def near_misses(word: str, known: Sequence[str]) -> str:
-    """' Did you mean ...?' for a misspelt word, or nothing when no known word is near."""
-    close = get_close_matches(word, known, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

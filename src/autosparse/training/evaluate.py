@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from autosparse.common.packages import need
 from autosparse.data import Data, ImageData, TranslationData, open_data
-from autosparse.data.packages import need
 from autosparse.models.beam import beam_search
 from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.recipe import Recipe
