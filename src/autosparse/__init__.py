@@ -16,7 +16,7 @@ _HOMES = {
     "AutoSparse": "methods",
     "AutoTune": "methods.autotune",
     "CS": "methods",
-    "deploy": "serving.engine",
+    "deploy": "serving",
     "DNS": "methods",
     "DNW": "methods",
     "DPF": "methods",
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from autosparse.methods.autotune import AutoTune as AutoTune
     from autosparse.methods.autotune import ReferenceRecorder as ReferenceRecorder
     from autosparse.methods.autotune import threshold_decay as threshold_decay
-    from autosparse.serving.engine import deploy as deploy
+    from autosparse.serving import deploy as deploy
     from autosparse.sparsifier import Sparsifier as Sparsifier
     from autosparse.sparsifier import sparsify as sparsify
     from autosparse.sparsifier.recalibration import recalibrate as recalibrate

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from autosparse import models
 from autosparse.kernels import inference
 from autosparse.models.transformer import Transformer
-from autosparse.serving.engine import DeployedTransformer, deploy
+from autosparse.serving import deploy
 from autosparse.serving.linear import PackedLinear
-from autosparse.serving.translation.decoder import MOST_KEPT_FLOATS
+from autosparse.serving.translation import DeployedTransformer
+from autosparse.serving.translation.decoder import MAX_CACHED_FLOATS
 from autosparse.serving.translation.program import can_run
 from autosparse.serving.translation.screen import Screen
-from autosparse.serving.translation.step import greedy
 
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 pytestmark = [
@@ -129,10 +129,10 @@ def test_what_the_native_decoder_leaves_to_torch(monkeypatch: pytest.MonkeyPatch
     deployed = deploy(model, (source, source), threads=1)
     assert isinstance(deployed, DeployedTransformer)
     assert deployed.decoder is not None
-    assert not deployed.decoder.takes(source, MOST_KEPT_FLOATS)
+    assert not deployed.decoder.takes(source, MAX_CACHED_FLOATS)
     assert not deployed.decoder.takes(source[:, :0], 5)
     assert deployed.generate(source[:0], 1, 2, 5).shape[0] == 0
-    with pytest.raises(ValueError, match="max_length must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
         deployed.generate(source, 1, 2, 0)
     assert not can_run(model)  # its layers are not packed
 
@@ -145,7 +145,7 @@ def test_what_the_native_decoder_leaves_to_torch(monkeypatch: pytest.MonkeyPatch
     plain = deploy(model, (source, source), threads=1)
     assert isinstance(plain, DeployedTransformer)
     assert plain.decoder is None
-    assert torch.equal(plain.generate(source, 1, 2, 7), greedy(model, source, 1, 2, 7))
+    assert torch.equal(plain.generate(source, 1, 2, 7), model.generate(source, 1, 2, 7))
 
 
 def screened(weight: Tensor, threads: int = 1) -> Screen:

@@ -1,15 +1,21 @@
-"""Greedy translation with kept keys and values gives what the plain model's `generate` gives."""
+"""Greedy translation with cached keys and values gives what the whole model gives token by token."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autosparse import models
-from autosparse.models.transformer import Transformer
-from autosparse.serving.engine import DeployedTransformer, deploy
-from autosparse.serving.translation.step import greedy
+from autosparse.bench.decoding import DecoderStep, decoding_with
+from autosparse.models.transformer import Transformer, greedy
+from autosparse.serving import deploy
+from autosparse.serving.translation import DeployedTransformer
+
+SOURCE = torch.tensor([[4, 5, 6, 7, 8], [9, 3, 2, 0, 0], [11, 12, 0, 0, 0]])
 
 
 def small(norm: str) -> Transformer:
@@ -24,15 +30,34 @@ def small(norm: str) -> Transformer:
     return model.eval()
 
 
-SOURCE = torch.tensor([[4, 5, 6, 7, 8], [9, 3, 2, 0, 0], [11, 12, 0, 0, 0]])
+def whole_model(model: Transformer, source: Tensor, end_id: int, max_length: int) -> Tensor:
+    """The whole target again for every token."""
+    start = torch.full((len(source),), 1)
+    with torch.no_grad():
+        return greedy(
+            lambda tokens: model(source, tokens)[:, -1].argmax(-1), start, end_id=end_id, padding_id=0, max_length=max_length
+        )
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_greedy_is_generate(norm: str) -> None:
+def test_cached_keys_and_values_change_nothing(norm: str) -> None:
     model = small(norm)
-    found = greedy(model, SOURCE, 1, 2, 12)
-    assert torch.equal(found, model.generate(SOURCE, 1, 2, 12))
-    assert len(set(found.flatten().tolist())) > 1  # it depends on the source
+    expected = whole_model(model, SOURCE, 2, 12)
+    assert torch.equal(model.generate(SOURCE, 1, 2, 12), expected)
+    assert len(set(expected.flatten().tolist())) > 1  # it depends on the source
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_step_that_can_be_exported_translates_alike(norm: str) -> None:
+    model = small(norm)
+    step = DecoderStep(model).eval()
+    with torch.no_grad():
+        decode = decoding_with(step, model, step.memory(model.encode(SOURCE)), SOURCE, 12)
+        first, again = decode(), decode()
+    assert isinstance(first, Tensor)
+    assert isinstance(again, Tensor)
+    assert torch.equal(first, whole_model(model, SOURCE, -1, 12))
+    assert torch.equal(first, again)
 
 
 @pytest.mark.filterwarnings("ignore:deploy")
@@ -40,13 +65,10 @@ def test_the_deployed_transformer_translates_alike() -> None:
     model = small("pre")
     deployed = deploy(model, (SOURCE, SOURCE), threads=1)
     assert isinstance(deployed, DeployedTransformer)
-    assert torch.equal(deployed.generate(SOURCE, 1, 2, 12), model.generate(SOURCE, 1, 2, 12))
-    assert torch.equal(deployed.generate(SOURCE[:1], 1, 2, 3), model.generate(SOURCE[:1], 1, 2, 3))
+    assert torch.equal(deployed.generate(SOURCE, 1, 2, 12), whole_model(model, SOURCE, 2, 12))
+    assert torch.equal(deployed.generate(SOURCE[:1], 1, 2, 3), whole_model(model, SOURCE[:1], 2, 3))
 
 
-def test_refusals() -> None:
-    model = small("pre")
-    with pytest.raises(ValueError, match="max_length must be 1 or more, got 0"):
-        greedy(model, SOURCE, 1, 2, 0)
-    with pytest.raises(RuntimeError, match="evaluation mode"):
-        greedy(model.train(), SOURCE, 1, 2)
+def test_serving_imports_no_model() -> None:
+    code = "import sys, autosparse.serving; sys.exit(any(name.startswith('autosparse.models') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

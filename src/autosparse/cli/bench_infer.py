@@ -208,7 +208,7 @@ def measure(
     from autosparse.bench.decoding import translation_contestants
     from autosparse.bench.inference import dense_contestants, rows_of, take_turns
     from autosparse.models.transformer import Transformer
-    from autosparse.serving.engine import Deployed, deploy
+    from autosparse.serving import Deployed, deploy
 
     inputs = example(name, batch)
     models = list(contestants(name, sparsities))

@@ -15,7 +15,7 @@ MOVED = {
     "activation_sparsity": "compute.activation_sparsity",
     "autotune": "methods.autotune",
     "deployment": "export",
-    "deployment.engine": "serving.engine",
+    "deployment.engine": "serving",
     "guard": "sparsifier.guard",
     "methods.base": "methods.families.base",
     "methods.continuous": "methods.cs",

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from autosparse.models.checks import whole
 
+KeysAndValues = tuple[Tensor, Tensor]  # both (batch, heads, length, size of a head)
+
 
 class Attention(nn.Module):
     """Multi-head attention of `states` over `memory`; where `mask` is True a key may be seen."""
@@ -21,14 +23,15 @@ class Attention(nn.Module):
         self.value = nn.Linear(size, size)
         self.out = nn.Linear(size, size)
 
-    def forward(self, states: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.attend(states, self.split(self.key(memory)), self.split(self.value(memory)), mask)
-
-    def attend(self, states: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The same with keys and values already there, as (batch, heads, length, size of a head)."""
-        seen = _attention(self.split(self.query(states)), keys, values, mask)
-        result: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+    def forward(self, states: Tensor, memory: Tensor | KeysAndValues, mask: Tensor | None = None) -> Tensor:
+        keys, values = memory if isinstance(memory, tuple) else self.keys_and_values(memory)
+        attended = _attention(self.split(self.query(states)), keys, values, mask)
+        result: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return result
+
+    def keys_and_values(self, memory: Tensor) -> KeysAndValues:
+        """What `forward` takes instead of `memory`, for callers that use it more than once."""
+        return self.split(self.key(memory)), self.split(self.value(memory))
 
     def split(self, states: Tensor) -> Tensor:
         """(batch, length, size) as (batch, heads, length, size of a head)."""

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosparse.models.attention import Attention
 from autosparse.models.checks import whole
-from autosparse.models.transformer import DecoderLayer, Transformer, sinusoidal_positions
+from autosparse.models.transformer import CachedDecoder, Transformer
 
 IMPOSSIBLE = float("-inf")
 
@@ -46,52 +45,77 @@ def beam_search(
     whole("max_length", max_length)
     if model.training:
         raise RuntimeError("beam_search needs the model in evaluation mode (dropout off): call model.eval() first")
-    batch = source.shape[0]
-    stepper: Stepper = _Cached(model, source, beam) if isinstance(model, Transformer) else _Whole(model, source, beam)
-    alive = source.new_full((batch, beam, 1), start_id)
-    # every beam of a row starts with the same token: only the first may speak, or all would say the same
-    scores = torch.full((batch, beam), IMPOSSIBLE, device=source.device)
-    scores[:, 0] = 0.0
-    best = source.new_full((batch, max_length), padding_id)
-    best_score = torch.full((batch,), IMPOSSIBLE, device=source.device)
-    ended_count = torch.zeros(batch, dtype=torch.long, device=source.device)
-    finished = torch.zeros(batch, dtype=torch.bool, device=source.device)
-    first_row = torch.arange(batch, device=source.device).unsqueeze(1) * beam
-    for length in range(1, max_length + 1):
-        log_probability = F.log_softmax(stepper.step(alive.flatten(0, 1)).float(), dim=-1)
-        log_probability[:, padding_id] = IMPOSSIBLE  # filler is no word
-        vocabulary = log_probability.shape[-1]
-        total = scores.unsqueeze(2) + log_probability.view(batch, beam, vocabulary)
-        # twice as many as needed: at most `beam` of them end here, so at least `beam` can go on
-        candidates, places = total.flatten(1).topk(2 * beam)
-        parents, tokens = places // vocabulary, places % vocabulary
-        ends = tokens == end_id
-        penalty = ((5 + length) / 6) ** length_penalty
-        # an ending counts if it is among the `beam` best candidates
-        counted = ends[:, :beam] & (candidates[:, :beam] > IMPOSSIBLE)
-        ended, which = candidates[:, :beam].masked_fill(~counted, IMPOSSIBLE).max(dim=1)
-        better = (ended / penalty > best_score) & ~finished
-        if bool(better.any()):
-            winners = alive[torch.arange(batch, device=source.device), parents.gather(1, which.unsqueeze(1)).squeeze(1), 1:]
-            text = F.pad(winners, (0, max_length - winners.shape[1]), value=padding_id)
-            text[:, length - 1] = end_id
-            best = torch.where(better.unsqueeze(1), text, best)
-            best_score = torch.where(better, ended / penalty, best_score)
-        scores, kept = candidates.masked_fill(ends, IMPOSSIBLE).topk(beam)
-        parents, tokens = parents.gather(1, kept), tokens.gather(1, kept)
-        chosen = (first_row + parents).flatten()
-        alive = torch.cat((alive.flatten(0, 1)[chosen], tokens.view(-1, 1)), dim=1).view(batch, beam, -1)
-        ended_count += counted.sum(dim=1)
-        finished |= (ended_count >= beam) | (_reachable(scores[:, 0], max_length, length_penalty) <= best_score)
-        if bool(finished.all()):
+    stepper: Stepper = CachedDecoder(model, source, beam) if isinstance(model, Transformer) else _Whole(model, source, beam)
+    search = _Search(source, start_id, end_id, padding_id, beam, max_length, length_penalty)
+    for _ in range(max_length):
+        rows = search.extend(stepper.step(search.alive.flatten(0, 1)))
+        if bool(search.finished.all()):
             break
-        stepper.select(chosen)
-    # a row that found no end within max_length gives its likeliest beginning
-    unfinished = best_score == IMPOSSIBLE
-    rest = F.pad(alive[:, 0, 1:], (0, max_length - alive.shape[2] + 1), value=padding_id)
-    best = torch.where(unfinished.unsqueeze(1), rest, best)
-    longest = int((best != padding_id).sum(1).max()) if batch else 0
-    return best[:, : max(longest, 1)]
+        stepper.select(rows)
+    return search.translations()
+
+
+class _Search:
+    """The unfinished hypotheses of every row, and the best finished one."""
+
+    def __init__(
+        self, source: Tensor, start_id: int, end_id: int, padding_id: int, beam: int, max_length: int, length_penalty: float
+    ) -> None:
+        self.end_id, self.padding_id, self.beam = end_id, padding_id, beam
+        self.max_length, self.length_penalty = max_length, length_penalty
+        batch, device = source.shape[0], source.device
+        self.alive = source.new_full((batch, beam, 1), start_id)
+        # every beam of a row starts with the same token: only the first may speak, or all would say the same
+        self.scores = torch.full((batch, beam), IMPOSSIBLE, device=device)
+        self.scores[:, 0] = 0.0
+        self.best = source.new_full((batch, max_length), padding_id)
+        self.best_score = torch.full((batch,), IMPOSSIBLE, device=device)
+        self.ended_count = torch.zeros(batch, dtype=torch.long, device=device)
+        self.finished = torch.zeros(batch, dtype=torch.bool, device=device)
+        self._rows = torch.arange(batch, device=device)
+
+    def extend(self, logits: Tensor) -> Tensor:
+        """Add a token to every hypothesis; gives the rows of `logits` that the new ones continue."""
+        log_probability = F.log_softmax(logits.float(), dim=-1)
+        log_probability[:, self.padding_id] = IMPOSSIBLE  # filler is no word
+        batch, vocabulary = len(self.alive), log_probability.shape[-1]
+        total = self.scores.unsqueeze(2) + log_probability.view(batch, self.beam, vocabulary)
+        # twice as many as needed: at most `beam` of them end here, so at least `beam` can go on
+        candidates, places = total.flatten(1).topk(2 * self.beam)
+        parents, tokens = places // vocabulary, places % vocabulary
+        ends = tokens == self.end_id
+        self._finish(candidates, parents, ends)
+        self.scores, places = candidates.masked_fill(ends, IMPOSSIBLE).topk(self.beam)
+        parents, tokens = parents.gather(1, places), tokens.gather(1, places)
+        rows = (self._rows.unsqueeze(1) * self.beam + parents).flatten()
+        self.alive = torch.cat((self.alive.flatten(0, 1)[rows], tokens.view(-1, 1)), dim=1).view(batch, self.beam, -1)
+        reachable = _reachable(self.scores[:, 0], self.max_length, self.length_penalty)
+        self.finished |= (self.ended_count >= self.beam) | (reachable <= self.best_score)
+        return rows
+
+    def _finish(self, candidates: Tensor, parents: Tensor, ends: Tensor) -> None:
+        """Record the best of the hypotheses that end here, where it beats the earlier ones."""
+        length = self.alive.shape[2]
+        # an ending counts if it is among the `beam` best candidates
+        counted = ends[:, : self.beam] & (candidates[:, : self.beam] > IMPOSSIBLE)
+        self.ended_count += counted.sum(dim=1)
+        ended, places = candidates[:, : self.beam].masked_fill(~counted, IMPOSSIBLE).max(dim=1)
+        score = ended / ((5 + length) / 6) ** self.length_penalty
+        better = (score > self.best_score) & ~self.finished
+        if bool(better.any()):
+            winners = self.alive[self._rows, parents.gather(1, places.unsqueeze(1)).squeeze(1), 1:]
+            text = F.pad(winners, (0, self.max_length - winners.shape[1]), value=self.padding_id)
+            text[:, length - 1] = self.end_id
+            self.best = torch.where(better.unsqueeze(1), text, self.best)
+            self.best_score = torch.where(better, score, self.best_score)
+
+    def translations(self) -> Tensor:
+        """The best text of every row, or the likeliest beginning where none ended within max_length."""
+        unfinished = self.best_score == IMPOSSIBLE
+        beginning = F.pad(self.alive[:, 0, 1:], (0, self.max_length - self.alive.shape[2] + 1), value=self.padding_id)
+        texts = torch.where(unfinished.unsqueeze(1), beginning, self.best)
+        longest = int((texts != self.padding_id).sum(1).max()) if len(texts) else 0
+        return texts[:, : max(longest, 1)]
 
 
 def _reachable(scores: Tensor, max_length: int, length_penalty: float) -> Tensor:
@@ -114,46 +138,3 @@ class _Whole:
     def select(self, rows: Tensor) -> None:
         # beams never leave their sentence, so the sources stay as they are
         pass
-
-
-class _Cached:
-    """Our Transformer: only the newest token goes through the decoder."""
-
-    def __init__(self, model: Transformer, source: Tensor, beam: int) -> None:
-        self.model = model
-        self.layers: list[DecoderLayer] = [layer for layer in model.decoder if isinstance(layer, DecoderLayer)]
-        memory = model.encode(source)
-        self.mask = (source != model.padding_id)[:, None, None, :].repeat_interleave(beam, dim=0)
-        self.memory = [
-            tuple(side.repeat_interleave(beam, dim=0) for side in _keys_and_values(layer.cross_attention, memory))
-            for layer in self.layers
-        ]
-        self.past: list[tuple[Tensor, Tensor] | None] = [None] * len(self.layers)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        model, length = self.model, tokens.shape[1]
-        embedded = model.embedding(tokens[:, -1:]) * model.size**0.5
-        position = sinusoidal_positions(length, model.size, tokens.device)[-1]
-        states: Tensor = embedded + position.to(embedded.dtype)
-        for place, layer in enumerate(self.layers):
-            inner = layer.attention_residual.enter(states)
-            keys, values = _keys_and_values(layer.attention, inner)
-            earlier = self.past[place]
-            if earlier is not None:
-                keys, values = torch.cat((earlier[0], keys), dim=2), torch.cat((earlier[1], values), dim=2)
-            self.past[place] = keys, values
-            states = layer.attention_residual.leave(states, layer.attention.attend(inner, keys, values))
-            inner = layer.cross_attention_residual.enter(states)
-            keys, values = self.memory[place]
-            states = layer.cross_attention_residual.leave(states, layer.cross_attention.attend(inner, keys, values, self.mask))
-            inner = layer.feed_forward_residual.enter(states)
-            states = layer.feed_forward_residual.leave(states, layer.feed_forward(inner))
-        logits: Tensor = model.output(model.decoder_norm(states[:, -1]))
-        return logits
-
-    def select(self, rows: Tensor) -> None:
-        self.past = [None if past is None else (past[0][rows], past[1][rows]) for past in self.past]
-
-
-def _keys_and_values(attention: Attention, memory: Tensor) -> tuple[Tensor, Tensor]:
-    return attention.split(attention.key(memory)), attention.split(attention.value(memory))

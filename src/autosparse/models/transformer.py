@@ -1,12 +1,15 @@
 """The Transformer for translation (Vaswani et al. 2017): one embedding serves source, target and output."""
 
+from __future__ import annotations
+
 import math
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from autosparse.models.attention import Attention, FeedForward
+from autosparse.models.attention import Attention, FeedForward, KeysAndValues
 from autosparse.models.checks import one_of, probability, whole
 
 Norm = Literal["pre", "post"]
@@ -71,7 +74,34 @@ class DecoderLayer(nn.Module):
 
     def forward(self, states: Tensor, mask: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
         inner = self.attention_residual.enter(states)
-        states = self.attention_residual.leave(states, self.attention(inner, inner, mask))
+        return self._branches(states, inner, inner, mask, memory, memory_mask)
+
+    def step(
+        self,
+        states: Tensor,
+        past: KeysAndValues | None,
+        mask: Tensor | None,
+        memory: KeysAndValues,
+        memory_mask: Tensor | None,
+    ) -> tuple[Tensor, KeysAndValues]:
+        """The next position after those with the keys and values `past`; also gives `past` with this position added."""
+        inner = self.attention_residual.enter(states)
+        keys, values = self.attention.keys_and_values(inner)
+        if past is not None:
+            keys, values = torch.cat((past[0], keys), dim=2), torch.cat((past[1], values), dim=2)
+        return self._branches(states, inner, (keys, values), mask, memory, memory_mask), (keys, values)
+
+    def _branches(
+        self,
+        states: Tensor,
+        inner: Tensor,
+        earlier: Tensor | KeysAndValues,
+        mask: Tensor | None,
+        memory: Tensor | KeysAndValues,
+        memory_mask: Tensor | None,
+    ) -> Tensor:
+        """The layer in order; `inner` is what its first branch reads, and `earlier` the positions that it may look at."""
+        states = self.attention_residual.leave(states, self.attention(inner, earlier, mask))
         inner = self.cross_attention_residual.enter(states)
         states = self.cross_attention_residual.leave(states, self.cross_attention(inner, memory, memory_mask))
         inner = self.feed_forward_residual.enter(states)
@@ -144,18 +174,42 @@ class Transformer(nn.Module):
         whole("max_length", max_length)
         if self.training:
             raise RuntimeError("generate needs the model in evaluation mode (dropout off): call model.eval() first")
-        memory = self.encode(source)
-        memory_padding = source == self.padding_id
-        tokens = source.new_full((source.shape[0], 1), start_id)
-        finished = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
-        for _ in range(max_length):
-            states = self._decoder_states(tokens, memory, memory_padding)
-            chosen = self.output(states[:, -1]).argmax(-1).masked_fill(finished, self.padding_id)
-            tokens = torch.cat((tokens, chosen.unsqueeze(1)), dim=1)
-            finished = finished | (chosen == end_id)
-            if bool(finished.all()):
-                break
-        return tokens[:, 1:]
+        decoder = CachedDecoder(self, source)
+
+        def next_tokens(tokens: Tensor) -> Tensor:
+            return decoder.step(tokens, (tokens != self.padding_id)[:, None, None, :]).argmax(-1)
+
+        start = source.new_full(source.shape[:1], start_id)
+        return greedy(next_tokens, start, end_id=end_id, padding_id=self.padding_id, max_length=max_length)
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        return cast("list[DecoderLayer]", list(self.decoder))
+
+    def memory(self, states: Tensor) -> list[KeysAndValues]:
+        """What every decoder layer's `step` takes as memory, from the encoder's states."""
+        return [layer.cross_attention.keys_and_values(states) for layer in self.decoder_layers()]
+
+    def step(
+        self,
+        token: Tensor,
+        position: Tensor,
+        past: Sequence[KeysAndValues | None],
+        mask: Tensor | None,
+        memory: Sequence[KeysAndValues],
+        memory_mask: Tensor | None,
+    ) -> tuple[Tensor, list[KeysAndValues]]:
+        """Logits (batch, vocabulary) after `token` (batch, 1), and every layer's `past` for the next one.
+
+        `position` is its row of `sinusoidal_positions`; evaluation only, since nothing is dropped here.
+        """
+        embedded = self.embedding(token) * math.sqrt(self.size)
+        states = embedded + position.to(embedded.dtype)
+        present = []
+        for layer, earlier, seen in zip(self.decoder_layers(), past, memory, strict=True):
+            states, keys_and_values = layer.step(states, earlier, mask, seen, memory_mask)
+            present.append(keys_and_values)
+        logits: Tensor = self.output(self.decoder_norm(states[:, -1]))
+        return logits, present
 
     def _embed(self, tokens: Tensor, what: str) -> Tensor:
         if tokens.dim() != 2 or tokens.is_floating_point():
@@ -175,6 +229,45 @@ class Transformer(nn.Module):
             states = layer(states, mask, memory, memory_mask)
         result: Tensor = self.decoder_norm(states)
         return result
+
+
+class CachedDecoder:
+    """Translations in progress, `copies` of every sentence: only their newest tokens go through the decoder."""
+
+    def __init__(self, model: Transformer, source: Tensor, copies: int = 1) -> None:
+        self.model = model
+        self.memory_mask = (source != model.padding_id)[:, None, None, :].repeat_interleave(copies, dim=0)
+        self.memory = [
+            (keys.repeat_interleave(copies, dim=0), values.repeat_interleave(copies, dim=0))
+            for keys, values in model.memory(model.encode(source))
+        ]
+        self.past: list[KeysAndValues | None] = [None] * len(self.memory)
+
+    def step(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (rows, vocabulary) after `tokens` (rows, length so far)."""
+        position = sinusoidal_positions(tokens.shape[1], self.model.size, tokens.device)[-1]
+        logits, present = self.model.step(tokens[:, -1:], position, self.past, mask, self.memory, self.memory_mask)
+        self.past = [*present]
+        return logits
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the last step, in this order."""
+        self.past = [None if past is None else (past[0][rows], past[1][rows]) for past in self.past]
+
+
+def greedy(next_tokens: Callable[[Tensor], Tensor], start: Tensor, *, end_id: int, padding_id: int, max_length: int) -> Tensor:
+    """Greedy translations (batch, at most max_length) without the start tokens (batch,), `padding_id` after the end token.
+
+    `next_tokens` gives the likeliest tokens (batch,) after those so far (batch, length).
+    """
+    tokens, finished = start.unsqueeze(1), torch.zeros_like(start, dtype=torch.bool)
+    for _ in range(max_length):
+        chosen = next_tokens(tokens).masked_fill(finished, padding_id)
+        tokens = torch.cat((tokens, chosen.unsqueeze(1)), dim=1)
+        finished |= chosen == end_id
+        if bool(finished.all()):
+            break
+    return tokens[:, 1:]
 
 
 def transformer(

@@ -1,8 +1,9 @@
-"""Our Transformer's decoder as one native call for a token: norms, packed linear layers, attention over kept keys."""
+"""Our Transformer's decoder as one native call per token: norms, packed linear layers, attention over cached keys."""
 
 from __future__ import annotations
 
 from ctypes import byref, pointer
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,38 +25,37 @@ OPERANDS = {
 }
 
 
-def can_run(model: nn.Module) -> bool:
-    """Whether it is our Transformer to the letter, with every linear layer of the decoder packed."""
+def can_run(model: nn.Module) -> TypeGuard[Transformer]:
+    """Whether it is exactly our Transformer, with every linear layer of the decoder packed."""
     if type(model) is not Transformer or not all(type(layer) is DecoderLayer for layer in model.decoder):
         return False
     linears = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | PackedLinear)]
-    return all(isinstance(each, PackedLinear) and each.usable for each in linears)
+    return all(isinstance(linear, PackedLinear) and linear.usable for linear in linears)
 
 
 class DecoderProgram:
-    """The decoder for so many sentences at a time, with room for so many words and positions of each."""
+    """A decoder for a fixed batch size, with capacity for `words` to translate and `positions` to write."""
 
     def __init__(self, model: Transformer, engine: native.Engine, threads: int, batch: int, words: int, positions: int) -> None:
         self.engine, self.batch, self.words, self.positions = engine, batch, words, positions
-        self.layers = [layer for layer in model.decoder if isinstance(layer, DecoderLayer)]
-        size, self.heads = model.size, self.layers[0].attention.heads
-        self.kept = torch.empty(len(self.layers), 2, positions, batch, size)  # keys and values of earlier tokens
+        self.layers = model.decoder_layers()
+        size = model.size
+        self.past = torch.empty(len(self.layers), 2, positions, batch, size)  # keys and values of earlier tokens
         self.memory = torch.empty(len(self.layers), 2, words, batch, size)  # of the sentences to translate
-        self.seen = torch.zeros(batch, positions, dtype=torch.uint8)
-        self.memory_seen = torch.zeros(batch, words, dtype=torch.uint8)
+        self.visible = torch.zeros(batch, positions, dtype=torch.uint8)
+        self.memory_visible = torch.zeros(batch, words, dtype=torch.uint8)
         self._buffers: list[Tensor] = []
         self._operands: list[object] = []
         self._operations: list[native.DecoderOp] = []
         self._scratch_floats = max(words, positions)
         self.states = self._state(size)  # what goes in: (batch, size)
-        result = self.states
-        for place, layer in enumerate(self.layers):
-            self._layer(place, layer)
+        for layer, past, memory in zip(self.layers, self.past, self.memory, strict=True):
+            self._layer(layer, past, memory)
+        self.result = self.states  # what the vocabulary layer reads: (batch, size)
         if isinstance(model.decoder_norm, nn.LayerNorm):
-            result = self._norm(model.decoder_norm, self.states, self._state(size))
-        self.result = result  # what the vocabulary layer reads: (batch, size)
+            self.result = self._norm(model.decoder_norm, self.states, self._state(size))
         self._program = (native.DecoderOp * len(self._operations))(*self._operations)
-        self._cross = [each for each in self._program if each.seen == self.memory_seen.data_ptr()]
+        self._cross = [op for op in self._program if op.seen == self.memory_visible.data_ptr()]
         per_thread = -(-self._scratch_floats // VECTOR_FLOATS) * VECTOR_FLOATS
         scratch = torch.empty(per_thread * threads + VECTOR_FLOATS)
         self._buffers.append(scratch)
@@ -65,46 +65,47 @@ class DecoderProgram:
     def fits(self, batch: int, words: int, positions: int) -> bool:
         return batch == self.batch and words <= self.words and positions <= self.positions
 
-    def read(self, states: Tensor, seen: Tensor) -> None:
-        """New sentences: the encoder's states (batch, words, size); `seen` is True where there is a word."""
+    def read(self, states: Tensor, is_word: Tensor) -> None:
+        """New sentences: the encoder's states (batch, words, size); `is_word` is False at filler."""
         words = states.shape[1]
-        for place, layer in enumerate(self.layers):
-            for side, linear in enumerate((layer.cross_attention.key, layer.cross_attention.value)):
-                self.memory[place, side, :words] = linear(states).transpose(0, 1)
-        self.memory_seen[:, :words] = seen
-        for each in self._cross:
-            each.positions = words
+        for layer, memory in zip(self.layers, self.memory, strict=True):
+            for linear, target in zip((layer.cross_attention.key, layer.cross_attention.value), memory, strict=True):
+                target[:words] = linear(states).transpose(0, 1)
+        self.memory_visible[:, :words] = is_word
+        for op in self._cross:
+            op.positions = words
 
     def run(self, position: int) -> None:
-        """From `states` to `result`, keeping this position's keys and values."""
+        """From `states` to `result`, caching this position's keys and values."""
         self._call.position = position
         self.engine.table.decode(self._program, len(self._program), byref(self._call))
 
-    def _layer(self, place: int, layer: DecoderLayer) -> None:
-        keys, values = self.kept[place]
+    # `DecoderLayer.step` says what a layer computes for one token, and the methods below translate it call by call: `_enter`
+    # and `_leave` are those of `Residual`, `_attend` is `Attention`. It is translated, not traced, because the native code
+    # writes keys and values straight into their cache, adds the residual inside the last linear layer of a branch, and does
+    # not wait for other threads between query, key and value. deploy compares the logits of the two.
+
+    def _layer(self, layer: DecoderLayer, past: Tensor, memory: Tensor) -> None:
         size = self.states.shape[1]
         inner = self._enter(layer.attention_residual)
         queries = self._state(size)
         self._linear(layer.attention.query, inner, queries, wait=False)
-        self._linear(layer.attention.key, inner, keys, wait=False, output_step=self.batch * size)
-        self._linear(layer.attention.value, inner, values, output_step=self.batch * size)
-        self._attend(layer.attention_residual, layer.attention, queries, keys, values, self.seen)
+        self._linear(layer.attention.key, inner, past[0], wait=False, output_step=self.batch * size)
+        self._linear(layer.attention.value, inner, past[1], output_step=self.batch * size)
+        self._attend(layer.attention_residual, layer.attention, queries, past, self.visible)
         inner = self._enter(layer.cross_attention_residual)
         self._linear(layer.cross_attention.query, inner, queries)
-        memory = self.memory[place]
-        self._attend(layer.cross_attention_residual, layer.cross_attention, queries, memory[0], memory[1], self.memory_seen)
+        self._attend(layer.cross_attention_residual, layer.cross_attention, queries, memory, self.memory_visible)
         inner = self._enter(layer.feed_forward_residual)
-        expand = layer.feed_forward.expand
-        hidden = self._state(expand.out_features)
-        self._linear(expand, inner, hidden, low=0.0)
+        hidden = self._state(layer.feed_forward.expand.out_features)
+        self._linear(layer.feed_forward.expand, inner, hidden, low=0.0)
         self._leave(layer.feed_forward_residual, layer.feed_forward.contract, hidden)
 
     def _enter(self, residual: Residual) -> Tensor:
-        """What a branch reads."""
         return self._norm(residual.norm, self.states, self._state(self.states.shape[1])) if residual.before else self.states
 
     def _leave(self, residual: Residual, linear: nn.Module, branch: Tensor) -> None:
-        """The branch's last layer with the sum, normalised here in the post-norm form."""
+        """The branch's last layer together with the sum."""
         if residual.before:
             self._linear(linear, branch, self.states, other=self.states)
             return
@@ -113,19 +114,18 @@ class DecoderProgram:
         self._norm(residual.norm, total, self.states)
 
     def _attend(
-        self, residual: Residual, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor
+        self, residual: Residual, attention: Attention, queries: Tensor, keys_and_values: Tensor, visible: Tensor
     ) -> None:
-        found = self._state(queries.shape[1])
-        places = {"input": queries, "output": found, "keys": keys, "values": values, "seen": seen}
-        self._add(
-            native.ATTEND, places, seen_stride=seen.shape[1], heads=attention.heads, width=queries.shape[1] // attention.heads
-        )
-        self._leave(residual, attention.out, found)
+        size = queries.shape[1]
+        attended, (keys, values) = self._state(size), keys_and_values
+        tensors = {"input": queries, "output": attended, "keys": keys, "values": values, "seen": visible}
+        self._add(native.ATTEND, tensors, seen_stride=visible.shape[1], heads=attention.heads, width=size // attention.heads)
+        self._leave(residual, attention.out, attended)
 
     def _linear(
         self,
         linear: nn.Module,
-        given: Tensor,
+        source: Tensor,
         output: Tensor,
         *,
         other: Tensor | None = None,
@@ -136,25 +136,25 @@ class DecoderProgram:
         assert isinstance(linear, PackedLinear)
         operand = linear.operand(self.batch, low)
         self._operands.append(operand)
-        places = {"input": given, "output": output} | ({} if other is None else {"other": other})
-        self._add(native.LINEAR, places, wait=wait, output_step=output_step, **{OPERANDS[type(operand)]: pointer(operand)})
+        tensors = {"input": source, "output": output} | ({} if other is None else {"other": other})
+        self._add(native.LINEAR, tensors, wait=wait, output_step=output_step, **{OPERANDS[type(operand)]: pointer(operand)})
         if isinstance(operand, native.TermLinear):
             self._scratch_floats = max(self._scratch_floats, self.engine.table.linear_scratch(byref(operand)))
 
-    def _norm(self, norm: nn.LayerNorm, given: Tensor, output: Tensor) -> Tensor:
-        places = {"input": given, "output": output, "scale": norm.weight, "shift": norm.bias}
-        self._add(native.NORMALISE, places, columns=given.shape[1], epsilon=norm.eps)
+    def _norm(self, norm: nn.LayerNorm, source: Tensor, output: Tensor) -> Tensor:
+        tensors = {"input": source, "output": output, "scale": norm.weight, "shift": norm.bias}
+        self._add(native.NORMALISE, tensors, columns=source.shape[1], epsilon=norm.eps)
         return output
 
-    def _add(self, kind: int, places: dict[str, Tensor], wait: bool = True, **fields: object) -> None:
-        found = native.DecoderOp(kind=kind, wait=int(wait))
-        for name, tensor in places.items():
-            setattr(found, name, tensor.data_ptr())
+    def _add(self, kind: int, tensors: dict[str, Tensor], wait: bool = True, **fields: object) -> None:
+        op = native.DecoderOp(kind=kind, wait=int(wait))
+        for name, tensor in tensors.items():
+            setattr(op, name, tensor.data_ptr())
         for name, value in fields.items():
-            setattr(found, name, value)
-        self._operations.append(found)
+            setattr(op, name, value)
+        self._operations.append(op)
 
     def _state(self, columns: int) -> Tensor:
-        whole = torch.zeros(self.batch * columns + VECTOR_FLOATS)
-        self._buffers.append(whole)
-        return whole[: self.batch * columns].view(self.batch, columns)
+        memory = torch.zeros(self.batch * columns + VECTOR_FLOATS)
+        self._buffers.append(memory)
+        return memory[: self.batch * columns].view(self.batch, columns)

@@ -1,5 +1,5 @@
-"""Which outputs of a dense linear layer are the largest: rows are estimated from eight-bit copies of the weights,
-and those that can be the largest are computed exactly. The answer is that of computing them all."""
+"""Which output of a large dense linear layer is the largest: all rows are estimated from eight-bit copies of the weights,
+and only those that could be the largest are computed. The answer is exact."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ class Screen:
         coarse = F.pad((weight / scales[:, None]).round_().to(torch.int8), (0, -columns % native.BITMASK_COLUMNS))
         missed = (weight.double() - coarse[:, :columns].double() * scales.double()[:, None]).norm(dim=1)
         errors = (missed + columns * ROUNDING * weight.double().norm(dim=1)).float() * (1 + 2.0**-20)
-        self._kept = (coarse, scales, errors)
-        exact = layer.operand(1)
-        self._screened = pointer(
-            native.ScreenedLinear(exact, coarse.shape[1], coarse.data_ptr(), scales.data_ptr(), errors.data_ptr())
-        )
+        self._memory = (coarse, scales, errors)
+        places = (tensor.data_ptr() for tensor in self._memory)
+        self._screened = pointer(native.ScreenedLinear(layer.operand(1), coarse.shape[1], *places))
 
     @staticmethod
     def suits(layer: object) -> TypeGuard[PackedLinear]:
@@ -52,12 +50,12 @@ class Screen:
     def largest(self, x: Tensor, estimates: Tensor) -> Tensor | None:
         """The rows (tokens,) for x (tokens, columns), followed in memory by 16 zeros; None if x is not finite.
 
-        `estimates` has a float for every token and row, to work in.
+        `estimates` is working memory, one float per token and row.
         """
         layer = self.layer
         assert layer.engine is not None
-        found = torch.empty(len(x), dtype=torch.int64)
+        rows = torch.empty(len(x), dtype=torch.int64)
         layer.engine.table.largest_rows(
-            self._screened, len(x), layer.threads, x.data_ptr(), estimates.data_ptr(), found.data_ptr()
+            self._screened, len(x), layer.threads, x.data_ptr(), estimates.data_ptr(), rows.data_ptr()
         )
-        return None if found[0] < 0 else found
+        return None if rows[0] < 0 else rows

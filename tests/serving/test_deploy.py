@@ -13,7 +13,7 @@ import autosparse
 from autosparse import models
 from autosparse.kernels import inference
 from autosparse.kernels.library import VARIABLE
-from autosparse.serving.engine import Deployed, deploy
+from autosparse.serving import Deployed, decoders, deploy, register_decoder
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 
@@ -274,3 +274,28 @@ def test_packed_linear_for_any_number_of_tokens() -> None:
             if x.numel():
                 for way in packed.ways(x.numel() // 50):
                     assert torch.allclose(packed.compute(way, x, other), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_registered_decoder_serves_its_class_and_subclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Deployed):
+        """Has a method of its own, as decoders do."""
+
+        def count(self, x: Tensor) -> int:
+            return len(self(x))
+
+    class Writer(nn.Linear):
+        """Cannot be captured, so that its class survives."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.sum()) < 1e9 else x
+
+    class Narrow(Writer):
+        pass
+
+    monkeypatch.setattr(decoders, "DECODERS", dict(decoders.DECODERS))
+    register_decoder(Writer, Counting)
+    for kind in (Writer, Narrow):
+        with pytest.warns(UserWarning, match="deploy"):
+            deployed = deploy(kind(4, 2).eval(), torch.randn(3, 4), threads=1)
+        assert isinstance(deployed, Counting)
+        assert deployed.count(torch.randn(3, 4)) == 3
