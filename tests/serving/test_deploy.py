@@ -299,3 +299,23 @@ def test_a_registered_decoder_serves_its_class_and_subclasses(monkeypatch: pytes
             deployed = deploy(kind(4, 2).eval(), torch.randn(3, 4), threads=1)
         assert isinstance(deployed, Counting)
         assert deployed.count(torch.randn(3, 4)) == 3
+
+
+class MisleadingName(nn.Module):
+    """A submodule that is named like a ReLU and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.relu, self.last = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.relu(self.first(x)))
+
+
+def test_a_module_is_what_its_class_says() -> None:
+    model = prepared(MisleadingName(), 0.5)
+    x = torch.randn(4, 6)
+    deployed = deploy(model, x, threads=1)
+    assert isinstance(deployed, Deployed)
+    assert not any("something else" in note for note in deployed.notes)
+    assert_same(deployed, model, x)

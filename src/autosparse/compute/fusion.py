@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from autosparse.common.graphs import ADDS, RELUS, calls
 from autosparse.compute import normalised
 from autosparse.compute.tracing import IN_PLACE, Untraceable, has_hooks, sole_input, trace
 from autosparse.compute.writes import may_be_written
 
-RELUS: tuple[Any, ...] = (F.relu, torch.relu, torch.relu_)
 ADDS_IN_PLACE: tuple[Any, ...] = (IN_PLACE["iadd"], "add_")
-ADDS: tuple[Any, ...] = (operator.add, "add", torch.add, *ADDS_IN_PLACE)
 
 
 def fuses_conv(module: nn.Module) -> bool:
@@ -181,8 +179,7 @@ class _Rewriter:
         module = self._module(node)
         if module is not None:
             return type(module).forward is nn.ReLU.forward and "forward" not in vars(module) and not has_hooks(module)
-        called = node.op == "call_function" and node.target in RELUS
-        return called or (node.op == "call_method" and node.target in ("relu", "relu_"))
+        return calls(node, RELUS)
 
     def _plain(self, node: fx.Node) -> fx.Node:
         if node not in self.normalised and node not in self.activated:
@@ -194,7 +191,7 @@ class _Rewriter:
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The two different values that this node adds, if that is what it does."""
-    if node.target not in ADDS or node.op not in ("call_function", "call_method") or len(node.args) != 2 or node.kwargs:
+    if not calls(node, (*ADDS, *ADDS_IN_PLACE)) or len(node.args) != 2 or node.kwargs:
         return None
     first, second = node.args
     return (first, second) if isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second else None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
+
+from autosparse.common.graphs import ADDS, calls
 
 Examples = tuple[object, ...]
 
@@ -43,6 +47,11 @@ def shape_of(node: fx.Node) -> tuple[int, ...] | None:
 def module_of(node: fx.Node, graph: fx.GraphModule) -> nn.Module | None:
     """The module that a node calls."""
     return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two things, in place or not."""
+    return calls(node, ADDS | {operator.iadd}) and len(node.args) == 2 and not node.kwargs
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from autosparse.serving.capture import module_of, shape_of
+from autosparse.common.graphs import RELUS, calls
+from autosparse.serving.capture import is_sum, module_of, shape_of
 from autosparse.serving.fold import scale_and_shift
 from autosparse.serving.layout import Extent, NotOnGridError, extent_after
 from autosparse.serving.steps import Convolution, Join, Mean, Pair, Pool, Region, Step, Sum
 
-ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-RELUS = {F.relu, torch.relu, torch.relu_, "relu", "relu_"}
 JOINS = {torch.cat, torch.concat}
 # the grid of what left through a mean: it is no plane, nobody inside may read it
 LEFT = (0, 0)
@@ -37,11 +35,11 @@ def step_for(node: fx.Node, graph: fx.GraphModule, number: Callable[[fx.Node], i
     module = module_of(node, graph)
     if module is not None:
         return _of_module(module, shape, common)
-    if len(shape) == 4 and node.target in ADDS and len(node.args) == 2 and not node.kwargs:
+    if len(shape) == 4 and is_sum(node):
         # x + x has one input node, x + 1 as well: the engine adds two tensors of one shape only
         alike = len(sources) == 2 and shape_of(sources[0]) == shape_of(sources[1]) == shape
         return Sum(**common) if alike else None
-    if node.target in RELUS and len(sources) == 1:
+    if calls(node, RELUS) and len(sources) == 1:
         return Sum(**common, low=0.0)
     if node.target is F.relu6:
         return Sum(**common, low=0.0, high=6.0)

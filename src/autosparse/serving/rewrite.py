@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx, nn
 
+from autosparse.common.graphs import RELUS, calls
 from autosparse.kernels.inference import Engine
-from autosparse.serving.capture import module_of, shape_of
+from autosparse.serving.capture import is_sum, module_of, shape_of
 from autosparse.serving.linear import PackedLinear, weights_in_caches
 from autosparse.serving.native import NativeRegion
-from autosparse.serving.regions import ADDS, RELUS, Found, find_regions
+from autosparse.serving.regions import Found, find_regions
 
 
 def plain_module(graph: fx.GraphModule, found: Found) -> fx.GraphModule:
@@ -104,12 +105,12 @@ def use_packed_linears(graph: fx.GraphModule, engine: Engine | None, threads: in
             continue
         added, last, low = None, node, -float("inf")
         user = _only_user(last)
-        if user is not None and user.target in ADDS and len(user.args) == 2 and not user.kwargs:
+        if user is not None and is_sum(user):
             others = [each for each in user.args if each is not last]
             if len(others) == 1 and isinstance(others[0], fx.Node) and shape_of(others[0]) == shape_of(last) is not None:
                 added, last = others[0], user
                 user = _only_user(last)
-        if user is not None and (user.target in RELUS or isinstance(module_of(user, graph), nn.ReLU)):
+        if user is not None and (calls(user, RELUS) or isinstance(module_of(user, graph), nn.ReLU)):
             low, last = 0.0, user
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         packed = PackedLinear(str(node.meta.get("layer", node.target)), layer, engine, threads, low)
