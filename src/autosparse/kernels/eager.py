@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from autosparse.common.gradient_sums import GradientSum, open_sum_of
 from autosparse.kernels.layer_call import LayerCall
 
 
@@ -22,7 +23,7 @@ def run(x: Tensor, call: LayerCall) -> Tensor:
 class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, call: LayerCall) -> Tensor:
-        ctx.call, ctx.sum = call, getattr(call.own_weight, "gradient_sum", None)
+        ctx.call, ctx.sum = call, open_sum_of(call.own_weight)
         result = call.forward(x)
         ctx.save_for_backward(x, None if call.let_go() else weight, mask)
         return result
@@ -42,11 +43,7 @@ class _Layer(Function):
         )
 
 
-def _weight_gradient(call: LayerCall, grad: Tensor, x: Tensor, gradient_sum: Any) -> Tensor | None:
-    """Who calls a layer many times with one weight may give that weight a `gradient_sum` with a `total`, at first None.
-
-    The gradients are then added up there, where they are made: there is never a second one beside the sum.
-    """
+def _weight_gradient(call: LayerCall, grad: Tensor, x: Tensor, gradient_sum: GradientSum | None) -> Tensor | None:
     if gradient_sum is None:
         return call.weight_gradient(grad, x)
     gradient_sum.total = call.weight_gradient(grad, x, gradient_sum.total)

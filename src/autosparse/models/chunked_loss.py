@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+
+from autosparse.common.gradient_sums import sum_gradients_of
 
 # Enough tokens to fill a matrix product's tiles; each further chunk costs a pass over the weight's gradient.
 CHUNK = 256
@@ -42,30 +42,14 @@ def chunked_cross_entropy(
     kept = wanted != ignore_index
     with parametrize.cached():  # a parametrized weight is made once, not for every chunk
         weight, bias = layer.weight, layer.bias
-        with _gradient_sum(weight) as collected:
+        with sum_gradients_of(weight) as of_sparse_layers:
             summed, gradients = _by_chunks(states, layer, wanted, kept, label_smoothing, chunk, [weight, bias])
     total: Tensor = summed
     if gradients:
-        gradients[1] = _add(gradients[1], collected.total)
+        gradients[1] = _add(gradients[1], of_sparse_layers.total)
         inputs = [each for each in (states, weight, bias) if each is not None]
         total = _WithGradients.apply(summed, gradients, *inputs)  # type: ignore[no-untyped-call]
     return total / kept.sum() if reduction == "mean" else total
-
-
-class _GradientSum:
-    """Sparse layers add the weight's gradients here (kernels/eager.py) and give none; other layers give theirs."""
-
-    total: Tensor | None = None
-
-
-@contextmanager
-def _gradient_sum(weight: Tensor) -> Iterator[_GradientSum]:
-    collected = _GradientSum()
-    weight.gradient_sum = collected  # type: ignore[attr-defined]
-    try:
-        yield collected
-    finally:
-        del weight.gradient_sum  # type: ignore[attr-defined]
 
 
 def _by_chunks(
