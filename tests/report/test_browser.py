@@ -15,13 +15,14 @@ from autosparse.report.page import build_page
 Maker = Callable[..., Path]
 CHROMIUM = shutil.which("chromium")
 EVIL = "<script>window.hacked = 1</script><img src=x onerror=window.hacked=1>"
-# Paths of visible charts that are drawn with a colour and some extent in either direction.
+# Series of visible charts that have some extent in either direction.
 DRAWN = """() => [...document.querySelectorAll("figure.chart")].filter(figure => figure.checkVisibility()).map(figure => {
-  const marks = [...figure.querySelectorAll("path[data-series]")].filter(path => {
-    const box = path.getBoundingClientRect(), style = getComputedStyle(path);
-    return box.width + box.height + parseFloat(style.strokeWidth) > 1 && style.stroke !== "none";
+  const series = [...figure.querySelectorAll("g[data-series]")].filter(mark => {
+    const box = mark.getBoundingClientRect();
+    return box.width + box.height > 1;
   });
-  return {key: figure.dataset.key, marks: marks.length, width: figure.querySelector(".area").clientWidth};
+  const marks = new Set(series.map(mark => mark.dataset.series)).size;
+  return {key: figure.dataset.key, marks, width: figure.querySelector(".area").clientWidth};
 })"""
 
 
@@ -76,9 +77,8 @@ def compared(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def colours(tab: Any) -> tuple[str, str]:
-    return tab.evaluate(
-        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('.curve')).stroke]"
-    )
+    curve = "document.querySelector('g[data-series] path')"
+    return tab.evaluate(f"[getComputedStyle(document.body).backgroundColor, getComputedStyle({curve}).stroke]")
 
 
 def test_every_figure_is_drawn_in_light_and_in_dark(visit: Callable[..., Any], page: Path) -> None:
@@ -134,7 +134,7 @@ def test_hovering_tells_the_values_of_an_epoch(visit: Callable[..., Any], page: 
 
 def test_a_legend_hides_and_shows_its_series(visit: Callable[..., Any], page: Path) -> None:
     tab = visit(page)
-    keys, curves = (tab.locator(f"figure[data-key=accuracy] {name}") for name in (".key", ".curve"))
+    keys, curves = (tab.locator(f"figure[data-key=accuracy] {name}") for name in (".key", "g[data-series]"))
     assert keys.count() == curves.count() == 2
 
     def shown() -> list[bool]:
@@ -157,12 +157,13 @@ def test_several_runs_have_a_frontier_and_their_own_parts(visit: Callable[..., A
     tab = visit(compared)
     drawn = {figure["key"]: figure["marks"] for figure in tab.evaluate(DRAWN)}
     assert drawn["frontier"] == 2
-    dot = tab.locator("figure[data-key=frontier] path.dot").last
+    dot = tab.locator("figure[data-key=frontier] g[data-series] use").last
     dot.scroll_into_view_if_needed()
     box = dot.bounding_box()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "digits-rigl" in tab.locator(".tip").inner_text()
-    assert tab.locator(".tip i").first.evaluate("one => one.style.cssText") == dot.evaluate("one => one.style.cssText")
+    colour = tab.locator(".tip i").first.evaluate("one => getComputedStyle(one).backgroundColor")
+    assert colour == dot.evaluate("one => getComputedStyle(one).fill")
     before = len(tab.evaluate(DRAWN))
     tab.locator("details.run > summary").first.click()
     assert len(tab.evaluate(DRAWN)) > before

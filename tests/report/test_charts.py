@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosparse.report import Run, comparison, curves, palette, read_run
-from autosparse.report.charts import MOST_POINTS, labels, thinned
+from autosparse.report.charts import MOST_POINTS, Line, LineChart, labels, thinned
 from autosparse.report.comparison import compare_runs
-from autosparse.report.scale import around
 
 Maker = Callable[..., Path]
 
@@ -113,20 +112,23 @@ def test_thinning_keeps_the_ends(count: int) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1), st.booleans())
-def test_a_scale_holds_its_values_and_marks_round_ones(values: list[float], log: bool) -> None:
-    scale = around(values, log=log)
-    assert all(-1e-9 <= scale.place(value) <= 1 + 1e-9 for value in values)
-    ticks = scale.ticks()
-    assert 1 <= len(ticks) <= 12
-    assert ticks == sorted(set(ticks))
-    assert all(-1e-6 <= scale.place(tick) <= 1 + 1e-6 for tick in ticks)
+def test_an_axis_holds_its_values_and_is_not_negative_for_nothing(values: list[float], log: bool) -> None:
+    low, high, is_log = axis(values, log=log).y_range()
+    assert low <= min(values) <= max(values) <= high
+    assert low < high
+    assert low >= 0 or min(values) < 0
+    assert not is_log or low > 0
 
 
-def test_round_marks_by_hand() -> None:
-    assert around([0.0, 97.0], 0, 100).ticks() == [0, 20, 40, 60, 80, 100]
-    assert around([0.001, 0.9], log=True).log
-    assert around([0.001, 0.9], log=True).ticks() == pytest.approx([0.001, 0.01, 0.1, 1.0])
-    assert not around([0.1, 0.9], log=True).log
+def axis(values: list[float], **options: Any) -> LineChart:
+    line = Line("a", list(range(len(values))), values, palette.DENSE)
+    return LineChart("key", "title", "note", "x", "y", "", (line,), **options)
+
+
+def test_axes_by_hand() -> None:
+    assert axis([0.0, 97.0], low=0, high=100).y_range() == (0, 100, False)
+    assert axis([0.001, 0.9], log=True).y_range() == pytest.approx((0.001 / 1.3, 1.17, True))
+    assert not axis([0.1, 0.9], log=True).y_range()[2]
 
 
 def test_layer_colours_run_from_the_first_depth_to_the_last() -> None:

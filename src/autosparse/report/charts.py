@@ -1,4 +1,4 @@
-"""What a figure shows, without how it is drawn: the page and the PNG files draw the same charts."""
+"""What a figure shows, without how it is drawn."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from autosparse.report.palette import Colour
 from autosparse.report.runs import Run
-from autosparse.report.scale import Scale, around
 
 # More points than this cannot be told apart in a figure.
 MOST_POINTS = 400
+# A log axis shows small and large thresholds alike; below this ratio a linear one is easier to read.
+LOG_RATIO = 50.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,17 @@ class LineChart:
     last_x: float | None = None
     log: bool = False
 
-    def scale(self, values: Sequence[float]) -> Scale:
-        """The y axis for these values."""
-        return around(values, self.low, self.high, self.log)
+    def y_range(self) -> tuple[float, float, bool]:
+        """The ends of the y axis, with a little room around the values, and whether it is logarithmic."""
+        values = sorted(value for line in self.lines for value in line.ys if value is not None) or [0.0, 1.0]
+        first, last = values[0], values[-1]
+        if self.log and first > 0 and last / first > LOG_RATIO:
+            return first / 1.3, last * 1.3, True
+        room = 0.06 * (last - first) or 0.05 * abs(last) or 0.5
+        # a quantity that is never negative does not get an axis below 0
+        bottom = min(self.low, first) if self.low is not None else max(0.0, first - room) if first >= 0 else first - room
+        top = last + room if self.high is None else max(self.high, last)
+        return bottom, top if top > bottom else bottom + 1.0, False
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RowChart:
-    """One row a layer: a bar for one mark, dots for several."""
+    """One row per layer: a bar for one mark, dots for several."""
 
     key: str
     title: str
@@ -129,7 +138,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
-    """At most so many points as a figure can show, the last one always among them."""
+    """At most as many points as a figure can show, the last one always among them."""
     every = -(-len(xs) // MOST_POINTS) or 1
     places = sorted({*range(0, len(xs), every), *([len(xs) - 1] if xs else [])})
     return [xs[place] for place in places], [ys[place] for place in places]

@@ -1,4 +1,4 @@
-"""Figures with matplotlib. Every function draws runs on an axis that the caller made and returns nothing:
+"""The one renderer of charts, with matplotlib: on an axis that the caller made, as PNG, or as SVG for the page.
 
 figure, axis = plt.subplots()
 figures.sparsity_over_time([read_run("runs/a"), read_run("runs/b")], axis)
@@ -6,120 +6,151 @@ figures.sparsity_over_time([read_run("runs/a"), read_run("runs/b")], axis)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from io import BytesIO
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, TypeVar
 
 from autosparse.report import comparison, curves
 from autosparse.report.charts import Chart, LineChart, PointChart, RowChart
-from autosparse.report.palette import DENSE
+from autosparse.report.palette import DENSE, Colour
 from autosparse.report.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT, ROW_HEIGHT, DPI = 6.4, 4.0, 0.22, 160
+PAGE_WIDTH, WIDE_PAGE_WIDTH, PAGE_HEIGHT = 5.0, 9.6, 2.7
 MOST_IN_LEGEND = 12
+LONGEST_NAME = 32  # of a layer beside its row
 INK, PALE = "#30343c", "#d5d9e0"
+Shown = TypeVar("Shown", Run, Sequence[Run])
 
 
-def accuracy_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Validation accuracy in per cent over epochs; dense runs beside are dashed."""
-    draw(curves.accuracy(runs), axis)
+def _drawing(chart_of: Callable[[Shown], Chart]) -> Callable[[Shown, Axes], None]:
+    """A function that draws one kind of chart of a run, or of several, on an axis."""
+    return lambda runs, axis: draw(chart_of(runs), axis)
 
 
-def loss_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Training loss over epochs; for one run also validation, dense and reference losses."""
-    draw(curves.loss(runs), axis)
-
-
-def sparsity_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Overall zeros in per cent over epochs."""
-    draw(curves.sparsity(runs), axis)
-
-
-def alpha_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Alpha over epochs."""
-    draw(curves.alpha(runs), axis)
-
-
-def train_flops_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Train F so far, over epochs."""
-    draw(curves.train_cost(runs), axis)
-
-
-def test_flops_over_time(runs: Sequence[Run], axis: Axes) -> None:
-    """Test F over epochs."""
-    draw(curves.test_cost(runs), axis)
-
-
-def layer_sparsity_over_time(run: Run, axis: Axes) -> None:
-    """Zeros of every layer of one run over epochs."""
-    draw(curves.layer_sparsity(run), axis)
-
-
-def thresholds_over_time(run: Run, axis: Axes) -> None:
-    """Threshold of every layer of one run over epochs."""
-    draw(curves.thresholds(run), axis)
-
-
-def controller(run: Run, axis: Axes) -> None:
-    """Sparsity wanted by the target's controller and reached, over steps."""
-    draw(curves.controller(run), axis)
-
-
-def layer_sparsity(runs: Sequence[Run], axis: Axes) -> None:
-    """Final zeros of every layer against the uniform distribution."""
-    draw(comparison.layer_sparsity(runs), axis)
-
-
-def layer_flops(runs: Sequence[Run], axis: Axes) -> None:
-    """Multiply-accumulates of every layer, dense and sparse."""
-    draw(comparison.layer_flops(runs), axis)
-
-
-def frontier(runs: Sequence[Run], axis: Axes) -> None:
-    """Accuracy against sparsity, one point a run."""
-    draw(comparison.frontier(runs), axis)
+accuracy_over_time = _drawing(curves.accuracy)
+loss_over_time = _drawing(curves.loss)
+sparsity_over_time = _drawing(curves.sparsity)
+alpha_over_time = _drawing(curves.alpha)
+train_flops_over_time = _drawing(curves.train_cost)
+test_flops_over_time = _drawing(curves.test_cost)
+layer_sparsity_over_time = _drawing(curves.layer_sparsity)
+thresholds_over_time = _drawing(curves.thresholds)
+controller = _drawing(curves.controller)
+layer_sparsity = _drawing(comparison.layer_sparsity)
+layer_flops = _drawing(comparison.layer_flops)
+frontier = _drawing(comparison.frontier)
 
 
 def draw(chart: Chart, axis: Axes) -> None:
     """Draw a chart with its title, labels and legend."""
+    _draw_bare(chart, axis)
+    axis.set_title(chart.title, fontsize=12, fontweight="bold", loc="left", color=INK)
+    handles, names = axis.get_legend_handles_labels()
+    if len(names) > 1 or isinstance(chart, RowChart):
+        if len(names) > MOST_IN_LEGEND:  # colours run with depth: the first, some between and the last tell enough
+            kept = sorted({round(place * (len(names) - 1) / (MOST_IN_LEGEND - 1)) for place in range(MOST_IN_LEGEND)})
+            handles, names = [handles[place] for place in kept], [names[place] for place in kept]
+        beyond_values = 1.12 if isinstance(chart, RowChart) and any(row.text for row in chart.rows) else 1.01
+        axis.legend(
+            handles, names, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(beyond_values, 1.0), borderaxespad=0
+        )
+
+
+def _draw_bare(chart: Chart, axis: Axes) -> None:
+    """Draw a chart without title and legend."""
     if isinstance(chart, LineChart):
         _lines(chart, axis)
     elif isinstance(chart, RowChart):
         _rows(chart, axis)
     else:
         _points(chart, axis)
-    axis.set_title(chart.title, fontsize=12, fontweight="bold", loc="left", color=INK)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(PALE)
     axis.tick_params(colors=INK, labelsize=9, length=3)
     axis.set_axisbelow(True)
-    handles, names = axis.get_legend_handles_labels()
-    if len(names) > 1 or isinstance(chart, RowChart):
-        if len(names) > MOST_IN_LEGEND:  # colours run with depth: the first, some between and the last tell enough
-            kept = sorted({round(place * (len(names) - 1) / (MOST_IN_LEGEND - 1)) for place in range(MOST_IN_LEGEND)})
-            handles, names = [handles[place] for place in kept], [names[place] for place in kept]
-        axis.legend(handles, names, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
 
 
 def png(chart: Chart) -> bytes:
     """A chart as a PNG file of its own."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    height = max(HEIGHT, 1.2 + ROW_HEIGHT * len(chart.rows)) if isinstance(chart, RowChart) else HEIGHT
-    figure = Figure(figsize=(WIDTH, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    draw(chart, figure.add_subplot())
+    figure, axis = _new_figure(chart, WIDTH, HEIGHT)
+    figure.set_facecolor("white")
+    draw(chart, axis)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.15)
     return buffer.getvalue()
 
 
+@dataclass(frozen=True)
+class Area:
+    """Where in a drawing the values stand: left, top, width and height as shares of it, and the ends of both axes."""
+
+    box: tuple[float, float, float, float]
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log: bool
+
+
+def svg(chart: Chart, wide: bool = False) -> tuple[str, Area]:
+    """A chart as SVG inside a page, in the page's colours and without title and legend; each series can be addressed."""
+    import matplotlib as mpl
+
+    # text stays text, and the same chart gives the same markup
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "autosparse"}):
+        figure, axis = _new_figure(chart, WIDE_PAGE_WIDTH if wide else PAGE_WIDTH, PAGE_HEIGHT)
+        figure.patch.set_visible(False)
+        axis.patch.set_visible(False)
+        figure.set_layout_engine("constrained")
+        _draw_bare(chart, axis)
+        buffer = StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    frame = axis.get_position()
+    area = Area(
+        (frame.x0, 1 - frame.y1, frame.width, frame.height), axis.get_xlim(), axis.get_ylim(), axis.get_yscale() == "log"
+    )
+    spoken = f"{axis.get_ylabel() or 'layers'} over {axis.get_xlabel()}"
+    return _for_page(buffer.getvalue(), _colours(chart), spoken), area
+
+
+def _new_figure(chart: Chart, width: float, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = 1.2 + ROW_HEIGHT * len(chart.rows) if isinstance(chart, RowChart) else 0.0
+    figure = Figure(figsize=(width, max(height, rows)))
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _colours(chart: Chart) -> set[Colour]:
+    if isinstance(chart, LineChart):
+        return {line.colour for line in chart.lines}
+    return {mark.colour for mark in (chart.marks if isinstance(chart, RowChart) else chart.points)} | {DENSE}
+
+
+def _for_page(markup: str, colours: set[Colour], spoken: str) -> str:
+    """What matplotlib wrote, without its preamble, metadata and names, in colours that follow the page's scheme."""
+    markup = markup[markup.index("<svg") :]
+    markup = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", markup, flags=re.DOTALL)
+    size = re.search(r'viewBox="([^"]+)"', markup)
+    assert size is not None
+    name = spoken.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    markup = re.sub(r"<svg[^>]*>", f'<svg viewBox="{size[1]}" role="img" aria-label="{name}">', markup, count=1)
+    markup = re.sub(r'<g id="series-(\d+)">', r'<g data-series="\1">', markup)
+    markup = re.sub(r'<g id="[^"]*">', "<g>", markup).replace("xlink:href", "href")
+    for colour in sorted(colours):
+        markup = markup.replace(colour.light, colour.css)
+    return markup.replace(INK, "var(--ink)").replace(PALE, "var(--pale)")
+
+
 def _lines(chart: LineChart, axis: Axes) -> None:
-    for line in chart.lines:
+    for place, line in enumerate(chart.lines):
         ys = [float("nan") if value is None else value for value in line.ys]
         width = 1.8 if len(chart.lines) <= MOST_IN_LEGEND else 1.1
         marker = "o" if len(line.xs) == 1 else None
@@ -131,11 +162,11 @@ def _lines(chart: LineChart, axis: Axes) -> None:
             lw=width,
             label=_plain(line.name),
             marker=marker,
+            gid=f"series-{place}",
         )
-    known = [value for line in chart.lines for value in line.ys if value is not None]
-    scale = chart.scale(known)
-    axis.set_ylim(scale.low, scale.high)
-    if scale.log:
+    low, high, log = chart.y_range()
+    axis.set_ylim(low, high)
+    if log:
         axis.set_yscale("log")
     if chart.last_x is not None:
         axis.set_xlim(right=chart.last_x)
@@ -152,7 +183,8 @@ def _rows(chart: RowChart, axis: Axes) -> None:
     for number, mark in enumerate(chart.marks):
         values = [row.values[number] for row in chart.rows]
         if len(chart.marks) == 1:
-            axis.barh(places, [value or 0.0 for value in values], color=mark.colour.light, height=0.72, label=_plain(mark.name))
+            bars = [value or 0.0 for value in values]
+            axis.barh(places, bars, color=mark.colour.light, height=0.72, label=_plain(mark.name), gid="series-0")
         else:
             shown = [(value, place) for value, place in zip(values, places, strict=True) if value is not None]
             axis.scatter(
@@ -161,13 +193,16 @@ def _rows(chart: RowChart, axis: Axes) -> None:
                 color=mark.colour.light,
                 s=22,
                 label=_plain(mark.name),
+                gid=f"series-{number}",
             )
         if mark.guide is not None:
             colour = INK if len(chart.marks) == 1 else mark.colour.light
             name = chart.guide_name if number == 0 else "_nolegend_"
-            axis.axvline(mark.guide, color=colour, linestyle="--", lw=1.1, label=name)
-    axis.set_yticks(places, [_plain(row.name) for row in chart.rows])
-    axis.invert_yaxis()
+            axis.axvline(mark.guide, color=colour, linestyle="--", lw=1.1, label=name, gid=f"series-{number}")
+    for place, row in enumerate(chart.rows):
+        axis.text(1.01, place, row.text, transform=axis.get_yaxis_transform(), va="center", fontsize=8, color=INK)
+    axis.set_yticks(places, [_plain(_short(row.name)) for row in chart.rows])
+    axis.set_ylim(len(chart.rows) - 0.5, -0.5)
     axis.set_xlim(0, chart.high)
     axis.grid(axis="x", color=PALE, lw=0.6)
     axis.set_xlabel(_with_unit(chart.x_label, chart.unit), color=INK)
@@ -176,11 +211,16 @@ def _rows(chart: RowChart, axis: Axes) -> None:
 def _points(chart: PointChart, axis: Axes) -> None:
     best = sorted((point.x, point.y) for point in chart.points if point.best)
     axis.plot([x for x, _ in best], [y for _, y in best], color=DENSE.light, lw=1, zorder=1)
-    for group in dict.fromkeys(point.group for point in chart.points):
+    for number, group in enumerate(dict.fromkeys(point.group for point in chart.points)):
         members = [point for point in chart.points if point.group == group]
-        colour = members[0].colour.light
         axis.scatter(
-            [point.x for point in members], [point.y for point in members], color=colour, s=42, label=_plain(group), zorder=2
+            [point.x for point in members],
+            [point.y for point in members],
+            color=members[0].colour.light,
+            s=42,
+            label=_plain(group),
+            zorder=2,
+            gid=f"series-{number}",
         )
     if chart.guide is not None:
         axis.axhline(chart.guide, color=INK, linestyle="--", lw=1.1, label=chart.guide_name)
@@ -193,6 +233,11 @@ def _plain(name: str) -> str:
     """A name that matplotlib takes as it is: no mathematics between dollars, no hiding after an underscore."""
     shown = name.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
+
+
+def _short(name: str) -> str:
+    """The end of a long name, which tells layers apart."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 
 def _with_unit(label: str, unit: str) -> str:

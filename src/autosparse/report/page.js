@@ -8,14 +8,14 @@
 
   const text = (value, unit) => unit === "%" ? value.toFixed(2) + " %" : String(Number(value.toPrecision(4)));
 
-  // rows: [colour style, name, value]; all texts go in as text, never as markup
+  // rows: [colour, name, value]; all texts go in as text, never as markup
   function show(event, title, rows) {
     const head = document.createElement("b");
     head.textContent = title;
-    const lines = rows.map(([style, name, value]) => {
+    const lines = rows.map(([colour, name, value]) => {
       const line = document.createElement("div"), sign = document.createElement("i");
       const label = document.createElement("span"), number = document.createElement("span");
-      sign.style.cssText = style;
+      sign.style.background = colour;
       label.textContent = name;
       number.textContent = value;
       line.append(sign, label, number);
@@ -43,7 +43,7 @@
     values.reduce((best, value, place) => Math.abs(value - wanted) < Math.abs(values[best] - wanted) ? place : best, 0);
 
   function lines(figure, data, hidden) {
-    const area = figure.querySelector(".area"), hair = made("hair"), curves = [...figure.querySelectorAll(".curve")];
+    const area = figure.querySelector(".area"), hair = made("hair");
     const [left, right] = data.x, [low, high] = data.y;
     const up = value => data.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
     follow(area, event => {
@@ -59,28 +59,29 @@
       else found.sort((one, other) => other[2] - one[2]);
       hair.hidden = false;
       hair.style.left = 100 * (x - left) / (right - left) + "%";
-      show(event, data.xl + " " + x, found.map(([place, one, value]) => [curves[place].style.cssText, one.n, text(value, data.u)]));
+      show(event, data.xl + " " + x, found.map(([place, one, value]) => [data.c[place], one.n, text(value, data.u)]));
     }, hair);
   }
 
   function rows(figure, data, hidden) {
     const area = figure.querySelector(".area"), band = made("band");
-    const styles = data.m.map((_, place) => figure.querySelector(`path[data-series="${place}"]`)?.style.cssText ?? "");
+    band.style.height = 100 / data.r.length + "%";
     follow(area, event => {
-      const place = Math.floor((event.clientY - area.getBoundingClientRect().top) / data.h), row = data.r[place];
+      const box = area.getBoundingClientRect();
+      const place = Math.floor((event.clientY - box.top) / box.height * data.r.length), row = data.r[place];
       if (!row) return;
       band.hidden = false;
-      band.style.top = place * data.h + "px";
-      const found = row.v.map((value, mark) => [styles[mark], data.m[mark], value, mark])
+      band.style.top = 100 * place / data.r.length + "%";
+      const found = row.v.map((value, mark) => [data.c[mark], data.m[mark], value, mark])
         .filter(([, , value, mark]) => value !== null && !hidden.has(mark))
-        .map(([style, name, value]) => [style, name, text(value, data.u)]);
-      if (row.b !== null) found.push(["", data.bn, text(row.b, data.u)]);
+        .map(([colour, name, value]) => [colour, name, text(value, data.u)]);
+      if (row.b !== null) found.push(["var(--pale)", data.bn, text(row.b, data.u)]);
       show(event, row.n, found);
     }, band);
   }
 
   function points(figure, data, hidden) {
-    const area = figure.querySelector(".area"), dots = [...figure.querySelectorAll("path.dot")];
+    const area = figure.querySelector(".area");
     follow(area, event => {
       const box = area.getBoundingClientRect();
       const distance = ([, group, x, y]) => hidden.has(group) ? Infinity : Math.hypot(
@@ -88,15 +89,15 @@
         box.bottom - box.height * (y - data.y[0]) / (data.y[1] - data.y[0]) - event.clientY);
       const place = nearest(data.p.map(distance), 0);
       if (distance(data.p[place]) > 40) { tip.hidden = true; return; }
-      const [name, , x, y] = data.p[place], style = dots[place].style.cssText;
-      show(event, name, [[style, data.yl, text(y, data.u)], [style, data.xl, text(x, data.u)]]);
+      const [name, group, x, y] = data.p[place], colour = data.c[group];
+      show(event, name, [[colour, data.yl, text(y, data.u)], [colour, data.xl, text(x, data.u)]]);
     });
   }
 
   for (const figure of document.querySelectorAll("figure.chart")) {
     const data = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
     const hidden = new Set(), keys = [...figure.querySelectorAll(".key")];
-    const marks = [...figure.querySelectorAll("path[data-series]")];
+    const marks = [...figure.querySelectorAll("g[data-series]")];
     const refresh = () => {
       for (const mark of marks) mark.classList.toggle("off", hidden.has(Number(mark.dataset.series)));
       for (const key of keys) key.setAttribute("aria-pressed", String(!hidden.has(Number(key.dataset.series))));

@@ -13,7 +13,7 @@ import yaml
 from autosparse import __version__
 from autosparse.report import comparison, curves, sections
 from autosparse.report.charts import Chart, LineChart, PointChart, labels
-from autosparse.report.drawing import chart_html
+from autosparse.report.markup import chart_html
 from autosparse.report.runs import Run
 
 GENERATOR = '<meta name="generator" content="autosparse report">'
@@ -79,9 +79,9 @@ def _several(runs: Sequence[Run]) -> str:
 
 def _details(run: Run, charts: Sequence[Chart]) -> str:
     groups: list[tuple[str, Callable[[Chart], bool]]] = [
-        ("Training", lambda chart: chart.key in ("accuracy", "loss", "learning-rate")),
+        ("Training", lambda chart: chart.key in ("accuracy", "loss")),
         ("Sparsity over time", lambda chart: chart.key in ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds")),
-        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller")),
+        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller", "learning-rate")),
         ("Layers", lambda chart: chart.key in ("layer-sparsity", "layer-flops")),
     ]
     parts = [_section(title, "".join(chart_html(chart) for chart in charts if belongs(chart))) for title, belongs in groups]

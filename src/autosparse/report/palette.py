@@ -11,6 +11,11 @@ class Colour(NamedTuple):
     light: str
     dark: str
 
+    @property
+    def css(self) -> str:
+        """The one that fits the page's colour scheme."""
+        return f"light-dark({self.light}, {self.dark})"
+
 
 # Okabe and Ito's palette, its pale hues darkened for white paper and its dark ones lifted for black.
 RUNS = (

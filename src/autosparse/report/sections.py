@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from autosparse.common.words import duration
 from autosparse.report.comparison import Compared, compare_runs
 from autosparse.report.runs import DENSE, Run, number
 
@@ -186,14 +187,6 @@ def origin(run: Run) -> str:
         if isinstance(group, Mapping)
     ]
     return fold("Versions, machine, seed and data", f'<div class="origin">{"".join(tables)}</div>')
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def fold(title: str, body: str) -> str:

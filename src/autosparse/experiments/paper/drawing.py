@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autosparse.common.files import write_bytes
 from autosparse.experiments.paper.figures import PaperFigure, Runs
 from autosparse.experiments.paper.scales import Scale
 from autosparse.report.figures import INK
@@ -33,11 +34,8 @@ def draw_figure(name: str, figure: PaperFigure, runs: Runs, scale: Scale, folder
 
 def drawing_of(name: str, figure: PaperFigure, runs: Runs, scale: Scale) -> Figure:
     """The figure with its title above and its scale below."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawing
-    except ImportError:
-        raise RuntimeError("the figures of the paper need matplotlib: pip install 'autosparse[report]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
 
     layers = max((len(run.layers) for run in runs.values()), default=0)
     drawn = Drawing(figsize=(figure.width, figure.height + figure.row_height * layers), layout="constrained", facecolor="white")
@@ -49,14 +47,3 @@ def drawing_of(name: str, figure: PaperFigure, runs: Runs, scale: Scale) -> Figu
     drawn.suptitle(f"Figure {number}: {figure.title}", fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
     drawn.supxlabel(scale.caption(figure.networks, 1), fontsize=9, color=INK, x=0.01, ha="left")
     return drawn
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside the file, then take its place in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
