@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Installing compiles the native kernels, or goes on without them where there is no compiler: layers then compute densely with torch.
 # Here they are compiled again once their sources are newer than that.
-$(KERNELS): $(wildcard $(NATIVE)/*) | $(STAMP)
+$(KERNELS): $(wildcard $(NATIVE)/* $(NATIVE)/*/*) | $(STAMP)
 	@if [ -n "$$(find $(NATIVE) -type f -newer $(STAMP))" ]; then \
 		$(BIN)/python -m autosparse.kernels.build || echo "going on without these kernels"; \
 	fi

@@ -1,4 +1,4 @@
-"""The build backend: scikit-build-core, but an editable install is a plain path file with the libraries beside the sources.
+"""The build backend: scikit-build-core, but an editable install is a plain path file with the library beside the sources.
 
 The import hook of scikit-build-core's own editable installs overrules PYTHONPATH and knows only the files of that day.
 """
@@ -31,7 +31,7 @@ SOURCES = Path("src")
 def build_editable(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """A wheel that holds no package, only the path of the sources; the libraries are installed there."""
+    """A wheel that holds no package, only the path of the sources; the library is installed there."""
     with tempfile.TemporaryDirectory() as folder:
         path_file = Path(folder) / "sources"
         path_file.write_text(f"{SOURCES.resolve()}\n", encoding="utf-8")

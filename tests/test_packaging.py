@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIBRARIES = {"autosparse/kernels/libautosparse_kernels.so", "autosparse/kernels/libautosparse_inference.so"}
+LIBRARY = "autosparse/kernels/libautosparse_kernels.so"
 TOOLS = bool(importlib.util.find_spec("scikit_build_core") and shutil.which("cmake"))
 pytestmark = [
     pytest.mark.slow,
@@ -34,14 +34,15 @@ def build(folder: Path, hook: str, **environment: str) -> tuple[zipfile.ZipFile,
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-def test_a_wheel_holds_the_package_and_both_libraries(tmp_path: Path) -> None:
+def test_a_wheel_holds_the_package_and_the_library(tmp_path: Path) -> None:
     wheel, _ = build(tmp_path, "build_wheel")
     names = set(wheel.namelist())
     assert {
         "autosparse/__init__.py",
         "autosparse/recipes/library/digits.yaml",
         "autosparse/report/page.css",
-    } | LIBRARIES <= names
+        LIBRARY,
+    } <= names
     wheel.extractall(tmp_path / "installed")
     script = "import autosparse.kernels as k; print(k.__file__, k.instruction_set())"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOSPARSE_KERNELS")}
@@ -62,13 +63,13 @@ def test_without_a_compiler_the_wheel_is_pure_python_and_says_so(tmp_path: Path)
     wheel, printed = build(tmp_path, "build_wheel", CXX="/bin/false", CC="/bin/false")
     names = set(wheel.namelist())
     assert "autosparse/__init__.py" in names
-    assert not LIBRARIES & names
+    assert LIBRARY not in names
     assert "py3-none-any" in str(wheel.filename)
     assert "installed without them and runs on dense torch" in printed
 
 
 def test_an_editable_install_is_a_path_to_the_sources(tmp_path: Path) -> None:
-    # a broken compiler, so that the libraries beside the sources stay as they are
+    # a broken compiler, so that the library beside the sources stays as it is
     wheel, _ = build(tmp_path, "build_editable", CXX="/bin/false", CC="/bin/false")
     assert [name for name in wheel.namelist() if ".dist-info/" not in name] == ["autosparse.pth"]
     assert wheel.read("autosparse.pth").decode() == f"{ROOT / 'src'}\n"

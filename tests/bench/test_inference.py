@@ -16,7 +16,7 @@ from autosparse.bench.inference import COMPILED, EAGER, ORT, Timing, rows_of, ta
 from autosparse.cli import bench_infer
 from autosparse.cli.bench import app
 from autosparse.cli.bench_infer import fractions, numbers, pruned, zeros
-from autosparse.kernels import inference
+from autosparse.kernels import library
 
 whole = typer.Typer()
 whole.add_typer(app, name="bench")
@@ -57,7 +57,7 @@ def test_it_measures_and_writes(tmp_path: Path) -> None:
     assert {row["contestant"] for row in found["rows"]} >= {EAGER, "ours, 90% zeros"}
     assert all(row["milliseconds"] > 0 for row in found["rows"])
     named = any("conv6" in layer["name"] for table in found["layers"].values() for layer in table)
-    assert named == (inference.why_not() is None), "only the engine's kernels can be timed layer by layer"
+    assert named == (library.why_not() is None), "only the engine's kernels can be timed layer by layer"
     again = CliRunner().invoke(whole, [*given, "--out", str(out)])
     assert "is there already" in str(again.exception)
 
@@ -102,7 +102,7 @@ def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
     assert {row["contestant"] for row in rows} >= {EAGER, "ours, 90% zeros", "ours, 90% zeros, vocabulary too"}
     assert "writes other tokens" not in done.output
     assert "ours, 90% zeros: vocabulary layer dense" in done.output
-    assert ("decoder.0.attention.query" in done.output) == (inference.why_not() is None)
+    assert ("decoder.0.attention.query" in done.output) == (library.why_not() is None)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "-1"])

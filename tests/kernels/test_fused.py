@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from autosparse.kernels import fused_passes
+from autosparse.kernels import normalise, pixels
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_functions import conv_norm, join, join_conv_norm
 from autosparse.kernels.fused_layer import Norm
@@ -163,11 +163,11 @@ def test_results_written_past_the_caches_are_the_same(
 ) -> None:
     torch.set_num_threads(2)
     block = Block(3, (32, 48, 16), (9, 11), 3, 2, 0.3, depthwise, 0)
-    assert not fused_passes.streams(torch.empty(3, 32, 9, 11))
+    assert not pixels.streams_past_caches(torch.empty(3, 32, 9, 11))
     cached = gradients(block, torch.float32, SPARSE)
-    monkeypatch.setattr(fused_passes, "STREAMED_BYTES", 0)
-    assert fused_passes.streams(torch.empty(3, 32, 9, 11))
-    assert not fused_passes.streams(torch.empty(3, 33, 9, 11))
+    monkeypatch.setattr(pixels, "STREAMED_BYTES", 0)
+    assert pixels.streams_past_caches(torch.empty(3, 32, 9, 11))
+    assert not pixels.streams_past_caches(torch.empty(3, 33, 9, 11))
     streamed = gradients(block, torch.float32, SPARSE)
     assert all(torch.equal(cached[name], streamed[name]) for name in cached)
 
@@ -210,8 +210,8 @@ def test_a_channel_without_weights_needs_no_second_look(native: None, monkeypatc
     x, weight = torch.randn(4, 3, 8, 8), torch.eye(3).reshape(3, 3, 1, 1).clone()
     weight[1] = 0
     again: list[Tensor] = []
-    statistics = fused_passes.statistics
-    monkeypatch.setattr(fused_passes, "statistics", lambda raw, shift: again.append(shift) or statistics(raw, shift))
+    statistics = normalise.statistics
+    monkeypatch.setattr(normalise, "statistics", lambda raw, shift: again.append(shift) or statistics(raw, shift))
     norm = Norm(None, None, torch.tensor([0.0, 0.01, 0.0]), EPSILON)
     _, folded, found = conv_norm(x, None, False, LayerCall(weight, None, POINTWISE, "all", None, SPARSE), norm)
     assert again == []

@@ -1,9 +1,8 @@
-"""Loading the inference library, packing weights, and its linear layers on every instruction set."""
+"""The inference kernels: packing weights, and linear layers on every instruction set."""
 
 from __future__ import annotations
 
 from ctypes import byref, pointer
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,32 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autosparse.kernels import inference
-from autosparse.kernels.library import FOLDER_VARIABLE, INSTRUCTION_SETS, VARIABLE
+from autosparse.kernels import inference_table as inference
+from autosparse.kernels import library
 
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> inference.Engine:
-    monkeypatch.setenv(VARIABLE, request.param)
-    found = inference.engine()
-    if found is None:
-        pytest.skip(f"no engine: {inference.why_not()}")
-    assert found.instruction_set == request.param
-    return found
-
-
-def test_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(VARIABLE, "off")
-    assert inference.engine() is None
-    assert inference.why_not() == "switched off by AUTOSPARSE_KERNELS=off"
-    monkeypatch.setenv(VARIABLE, "sse9")
-    assert "sse9 is unknown; allowed: avx512, avx2, portable, off" in str(inference.why_not())
-    monkeypatch.delenv(VARIABLE)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    assert "python -m autosparse.kernels.build" in str(inference.why_not())
-    (tmp_path / inference.FILE_NAME).write_bytes(b"no library")
-    inference._load.cache_clear()
-    assert "cannot be loaded" in str(inference.why_not())
+from .conftest import choose
 
 
 def test_terms_by_hand() -> None:
@@ -63,7 +40,7 @@ def finish(bias: Tensor, relu: bool) -> inference.Finish:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    name=st.sampled_from(INSTRUCTION_SETS),
+    name=st.sampled_from(library.INSTRUCTION_SETS),
     rows=st.integers(1, 70),
     columns=st.integers(1, 70),
     tokens=st.integers(1, 40),
@@ -74,8 +51,8 @@ def finish(bias: Tensor, relu: bool) -> inference.Finish:
 )
 def test_linear(name: str, rows: int, columns: int, tokens: int, vectors: int, threads: int, relu: bool, added: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, name)
-        engine = inference.engine()
+        choose(name, patch)
+        engine = library.engine()
     if engine is None:
         return
     torch.manual_seed(rows * columns)

@@ -46,10 +46,10 @@ def test_a_missing_library_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, 
     assert not kernels.available()
     reason = kernels.why_not()
     assert reason is not None
-    assert "is not there" in reason
+    assert "is missing" in reason
     assert "python -m autosparse.kernels.build" in reason
     assert "\n" not in reason
-    with pytest.raises(RuntimeError, match="no sparse kernels: the native library is not there"):
+    with pytest.raises(RuntimeError, match="no sparse kernels: the native library is missing"):
         library.kernels()
 
 
@@ -71,7 +71,8 @@ def test_a_library_of_another_version_is_not_used(native: None, monkeypatch: pyt
     library.load.cache_clear()
     reason = kernels.why_not()
     assert reason is not None
-    assert "has interface version" in reason
+    assert "is of another version" in reason
+    assert "run `python -m autosparse.kernels.build`" in reason
 
 
 @pytest.mark.parametrize("name", library.INSTRUCTION_SETS)
@@ -85,6 +86,13 @@ def test_an_instruction_set_can_be_forced(native: None, name: str) -> None:
 
 def test_every_processor_runs_the_portable_kernels(native: None) -> None:
     assert run_python(STATE, AUTOSPARSE_KERNELS="portable") == "True portable None"
+
+
+def test_training_and_inference_share_one_instruction_set(instruction_set: str) -> None:
+    using, engine = library.kernels(), library.engine()
+    assert engine is not None
+    assert (using.instruction_set, using.lanes) == (engine.instruction_set, engine.lanes)
+    assert engine.instruction_set == instruction_set
 
 
 def test_each_set_has_its_own_width(instruction_set: str) -> None:
@@ -111,7 +119,7 @@ def test_it_can_be_built(with_cmake: bool, monkeypatch: pytest.MonkeyPatch, tmp_
     if not with_cmake:
         monkeypatch.setattr(shutil, "which", lambda name: None if name == "cmake" else found(name))
     assert build.build(tmp_path) == tmp_path / build.FILE_NAME
-    assert {path.name for path in tmp_path.iterdir()} == set(build.LIBRARIES)
+    assert [path.name for path in tmp_path.iterdir()] == [build.FILE_NAME]
     found_state = run_python(STATE, AUTOSPARSE_KERNELS="portable", AUTOSPARSE_KERNELS_DIR=str(tmp_path))
     assert found_state == "True portable None"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import models
-from autosparse.kernels import inference
+from autosparse.kernels import library
 from autosparse.models.transformer import Transformer
 from autosparse.serving import deploy
 from autosparse.serving.linear import PackedLinear
@@ -21,18 +22,15 @@ from autosparse.serving.translation.decoder import MAX_CACHED_FLOATS
 from autosparse.serving.translation.program import can_run
 from autosparse.serving.translation.screen import Screen
 
-INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:deploy"),
-    pytest.mark.skipif(inference.engine() is None, reason="the inference library is not there"),
+    pytest.mark.skipif(library.engine() is None, reason="no native library"),
 ]
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("AUTOSPARSE_KERNELS", request.param)
-    if inference.engine() is None:
-        pytest.skip(f"this processor has no {request.param}")
+@pytest.fixture(params=library.INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest, choose_kernels: Callable[[str], None]) -> str:
+    choose_kernels(request.param)
     return str(request.param)
 
 
@@ -122,7 +120,7 @@ def test_translations_are_the_plain_models(vocabulary: int) -> None:
         assert torch.equal(each, model.generate(source[place % 3 :][:1], 1, 2, 20))
 
 
-def test_what_the_native_decoder_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_native_decoder_leaves_to_torch(choose_kernels: Callable[[str], None]) -> None:
     torch.manual_seed(10)
     model = transformer(0.3)
     source = sentences(2, 4)
@@ -141,7 +139,7 @@ def test_what_the_native_decoder_leaves_to_torch(monkeypatch: pytest.MonkeyPatch
 
     deployed.module.__class__ = Other
     assert not can_run(deployed.module)
-    monkeypatch.setenv("AUTOSPARSE_KERNELS", "off")
+    choose_kernels("off")
     plain = deploy(model, (source, source), threads=1)
     assert isinstance(plain, DeployedTransformer)
     assert plain.decoder is None
@@ -151,7 +149,7 @@ def test_what_the_native_decoder_leaves_to_torch(monkeypatch: pytest.MonkeyPatch
 def screened(weight: Tensor, threads: int = 1) -> Screen:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    packed = PackedLinear("vocabulary", layer, inference.engine(), threads)
+    packed = PackedLinear("vocabulary", layer, library.engine(), threads)
     assert Screen.suits(packed)
     return Screen(packed)
 
@@ -198,7 +196,7 @@ def test_which_layers_are_screened() -> None:
         layer = nn.Linear(16, rows, bias=bias).requires_grad_(False)
         layer.weight *= (torch.rand_like(layer.weight) < density).float()
         layer.weight[0, 0] *= change
-        packed = PackedLinear("layer", layer, inference.engine(), 1)
+        packed = PackedLinear("layer", layer, library.engine(), 1)
         return Screen.suits(packed)
 
     assert suits(2000, bias=False)

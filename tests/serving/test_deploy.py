@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse import models
-from autosparse.kernels import inference
-from autosparse.kernels.library import VARIABLE
+from autosparse.kernels import library
 from autosparse.serving import Deployed, decoders, deploy, register_decoder
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
@@ -48,7 +48,7 @@ def parts(deployed: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
     return [part for part in deployed.modules() if isinstance(part, kind)]
 
 
-needs_engine = pytest.mark.skipif(inference.engine() is None, reason=f"no engine: {inference.why_not()}")
+needs_engine = pytest.mark.skipif(library.engine() is None, reason=f"no engine: {library.why_not()}")
 
 
 class Branches(nn.Module):
@@ -133,7 +133,7 @@ def test_models_shaped_like_other_peoples(kind: type[nn.Module], batch: int) -> 
     assert_same(deployed, model, x)
     assert_same(deployed, model, torch.randn(5, 3, 16, 16))  # another batch
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    if inference.engine() is not None:
+    if library.engine() is not None:
         assert parts(deployed, NativeRegion)
 
 
@@ -209,8 +209,8 @@ def test_attention_that_reads_its_layers_is_left_alone() -> None:
     assert_same(deployed, model, x)
 
 
-def test_without_the_library_everything_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "off")
+def test_without_the_library_everything_is_dense(choose_kernels: Callable[[str], None]) -> None:
+    choose_kernels("off")
     model = prepared(Branches(), 0.7)
     x = torch.randn(2, 3, 16, 16)
     with pytest.warns(UserWarning, match="dense torch: switched off by AUTOSPARSE_KERNELS=off"):
@@ -265,7 +265,7 @@ def test_packed_linear_for_any_number_of_tokens() -> None:
     layer = nn.Linear(50, 37)
     with torch.no_grad():
         layer.weight *= torch.rand_like(layer.weight) < 0.2
-    packed = PackedLinear("layer", layer, inference.engine(), 1, low=0.0)
+    packed = PackedLinear("layer", layer, library.engine(), 1, low=0.0)
     for shape in ((50,), (1, 50), (3, 50), (2, 40, 50), (0, 50)):
         x, other = torch.randn(shape), torch.randn(*shape[:-1], 37)
         with torch.no_grad():

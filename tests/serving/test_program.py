@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autosparse.kernels import inference
-from autosparse.kernels.library import INSTRUCTION_SETS, VARIABLE
+from autosparse.kernels import library
 from autosparse.serving.choice import candidates, choose, first_guess
 from autosparse.serving.layout import NotOnGridError
 from autosparse.serving.program import Program
@@ -19,20 +20,17 @@ from autosparse.serving.steps import Convolution, Join, Mean, Pool, Region, Step
 CLOSE = 3e-6
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> inference.Engine:
-    monkeypatch.setenv(VARIABLE, request.param)
-    found = inference.engine()
-    if found is None:
-        pytest.skip(f"no engine: {inference.why_not()}")
-    return found
+@pytest.fixture(params=library.INSTRUCTION_SETS)
+def engine(request: pytest.FixtureRequest, choose_kernels: Callable[[str], None]) -> library.Engine:
+    choose_kernels(request.param)
+    return any_engine()
 
 
-def any_engine() -> inference.Engine:
-    found = inference.engine()
-    if found is None:
-        pytest.skip(f"no engine: {inference.why_not()}")
-    return found
+def any_engine() -> library.Engine:
+    engine = library.engine()
+    if engine is None:
+        pytest.skip(f"no engine: {library.why_not()}")
+    return engine
 
 
 def conv(
@@ -114,7 +112,7 @@ def network() -> Region:
 
 
 @pytest.mark.parametrize(("images", "group", "size"), [(1, 1, (61, 47)), (3, 2, (64, 48)), (4, 4, (40, 40))])
-def test_a_network_of_all_steps(engine: inference.Engine, images: int, group: int, size: tuple[int, int]) -> None:
+def test_a_network_of_all_steps(engine: library.Engine, images: int, group: int, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     region = network()
     x = torch.randn(images, 3, *size)
@@ -139,7 +137,7 @@ def test_fusing_leaves_the_products_alone() -> None:
     assert (block.low, block.output) == (0.0, 10)  # the ReLU
 
 
-def test_every_variant(engine: inference.Engine) -> None:
+def test_every_variant(engine: library.Engine) -> None:
     torch.manual_seed(1)
     region = fuse(network())
     x = torch.randn(2, 3, 52, 52)
@@ -208,7 +206,7 @@ def test_any_convolution(
     assert_close(program([x]), in_torch(region, [x]))
 
 
-def test_not_a_number_and_infinity_pass_as_in_torch(engine: inference.Engine) -> None:
+def test_not_a_number_and_infinity_pass_as_in_torch(engine: library.Engine) -> None:
     step = conv(0, 1, 4, 6, 1, density=1.0)
     region = fuse(Region((step, Sum("relu", (1,), 2, low=0.0)), (0,), (2,)))
     x = torch.randn(1, 4, 5, 5)

@@ -122,14 +122,14 @@ def fractions(text: str) -> list[float]:
 
 def machine() -> dict[str, Any]:
     """Where this is measured, and with what."""
-    from autosparse.kernels import inference
+    from autosparse.kernels import library
     from autosparse.training.machine import cores, cpu_model, installed_version
 
-    engine = inference.engine()
+    engine = library.engine()
     return {
         "cpu": cpu_model(),
         "cores": cores(),
-        "kernels": engine.instruction_set if engine else f"none: {inference.why_not()}",
+        "kernels": engine.instruction_set if engine else f"none: {library.why_not()}",
         **{package: installed_version(package) for package in ("autosparse", "torch", "onnxruntime")},
         "baseline": "onnxruntime dense, full graph optimisation, the same threads; ratios are of the least times",
         "clock": "processor time on one thread, wall clock on more",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.compute.planner import DENSE, Passes
-from autosparse.kernels import fused_functions, fused_passes
+from autosparse.kernels import fused_functions, normalise
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.layer_call import LayerCall
@@ -109,5 +109,5 @@ def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
     factor = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-    fused_passes.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
+    normalise.track_statistics(raw, statistics, factor, norm.running_mean, norm.running_var)
     torch.autograd.graph.increment_version((norm.running_mean, norm.running_var))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from autosparse.compute.planner import Workload
-from autosparse.kernels import dense, fused_passes, passes
+from autosparse.kernels import dense, normalise, passes
 from autosparse.kernels.compressed import Compressed
-from autosparse.kernels.fused_passes import Ending, Gradient, Value
+from autosparse.kernels.pixels import PLAIN_STORE, STATISTICS, GradientSource, Sink, Source
 from autosparse.kernels.plans import Plan
 
 Calls = Mapping[str, Callable[[], object]]
@@ -32,8 +32,8 @@ class LayerCalls:
         self.x, self.grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
         self.geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
         if workload.fused:  # what the input is made of, and what the output's gradient is
-            self.value = Value(self.x, torch.ones(3, conv.in_channels), relu=True)
-            self.of_raw = Gradient(self.grad, self.grad, torch.ones(3, conv.out_channels))
+            self.source = Source(self.x, torch.ones(3, conv.in_channels), relu=True)
+            self.of_raw = GradientSource(self.grad, self.grad, torch.ones(3, conv.out_channels))
             self.shift = torch.zeros(conv.out_channels)
 
     def dense(self, weight: Tensor) -> Calls:
@@ -58,17 +58,17 @@ class LayerCalls:
         """With the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
 
         def forward() -> None:
-            raw = dense.conv2d(fused_passes.materialise(self.value), weight, None, self.geometry)
-            fused_passes.statistics(raw, self.shift)
+            raw = dense.conv2d(normalise.materialise(self.source), weight, None, self.geometry)
+            normalise.statistics(raw, self.shift)
 
         def of_input() -> None:
-            of_raw = fused_passes.materialise_gradient(self.of_raw)
+            of_raw = normalise.materialise(self.of_raw)
             found = dense.conv2d_input_gradient(of_raw, self.x, weight, self.geometry)
             found = found.contiguous(memory_format=torch.channels_last)
-            fused_passes.finish(found, Ending.at(self.value), torch.empty_like(self.x))
+            normalise.finish(found, Sink.of_gradient(self.source), torch.empty_like(self.x))
 
         def of_weight() -> None:  # the output's gradient is there already if the other pass is dense too
-            dense.conv2d_weight_gradient(self.grad, fused_passes.materialise(self.value), weight, self.geometry)
+            dense.conv2d_weight_gradient(self.grad, normalise.materialise(self.source), weight, self.geometry)
 
         return {"forward": forward, "input": of_input, "weight": of_weight}
 
@@ -88,22 +88,23 @@ class LayerCalls:
     def _plain(self, compressed: Compressed, weight: Tensor) -> Calls:
         x, grad = self.x, self.grad
         return {
-            "forward": lambda: passes.forward(compressed, x, None, torch.empty_like(grad)),
-            "input": lambda: passes.input_gradient(compressed, grad, torch.empty_like(x)),
-            "weight": lambda: passes.weight_gradient(compressed, x, grad, torch.empty_like(weight)),
+            "forward": lambda: passes.forward(compressed, Source(x), None, PLAIN_STORE, torch.empty_like(grad)),
+            "input": lambda: passes.input_gradient(compressed, Source(grad), PLAIN_STORE, torch.empty_like(x)),
+            "weight": lambda: passes.weight_gradient(compressed, Source(x), Source(grad), torch.empty_like(weight)),
         }
 
     def _fused(self, compressed: Compressed, weight: Tensor) -> Calls:
-        value, of_raw, ending = self.value, self.of_raw, Ending.at(self.value)
-        if not fused_passes.reaches_all(compressed):
+        source, of_raw, sink = self.source, self.of_raw, Sink.of_gradient(self.source)
+        statistics = Sink(STATISTICS, shift=self.shift)
+        if not passes.reaches_all(compressed):
             return self._plain(compressed, weight)
         calls: dict[str, Callable[[], object]] = {
-            "forward": lambda: fused_passes.forward(compressed, value, None, self.shift, torch.empty_like(self.grad)),
-            "input": lambda: fused_passes.input_gradient(compressed, of_raw, ending, torch.empty_like(self.x)),
-            "weight": lambda: fused_passes.weight_gradient(compressed, value, of_raw, torch.empty_like(weight)),
+            "forward": lambda: passes.forward(compressed, source, None, statistics, torch.empty_like(self.grad)),
+            "input": lambda: passes.input_gradient(compressed, of_raw, sink, torch.empty_like(self.x)),
+            "weight": lambda: passes.weight_gradient(compressed, source, of_raw, torch.empty_like(weight)),
         }
-        if fused_passes.joint_gradients_fit(compressed):
-            calls["both"] = lambda: fused_passes.joint_gradients(
-                compressed, value, of_raw, ending, torch.empty_like(self.x), torch.empty_like(weight)
+        if passes.joint_gradients_fit(compressed):
+            calls["both"] = lambda: passes.joint_gradients(
+                compressed, source, of_raw, sink, torch.empty_like(self.x), torch.empty_like(weight)
             )
         return calls

@@ -1,4 +1,4 @@
-"""`python -m autosparse.kernels.build`: compile the native libraries and put them beside the package."""
+"""`python -m autosparse.kernels.build`: compile the native library and put it beside the package."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from autosparse.common.files import whole_file
+from autosparse.kernels.library import FILE_NAME
+
 SOURCES = Path(__file__).parent / "native"
-FILE_NAME = "libautosparse_kernels.so"
-# a library's sources: the one that chooses, and the beginning of the name of one for each instruction set
-LIBRARIES = {FILE_NAME: ("dispatch", "kernels"), "libautosparse_inference.so": ("infer_dispatch", "infer")}
+PARTS = ("training", "inference")
 COMPILERS = ("c++", "g++", "clang++")
 # as in CMakeLists.txt, for machines without cmake
 COMMON_FLAGS = (
@@ -30,28 +31,23 @@ COMMON_FLAGS = (
 )
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mpopcnt")
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-TARGET_FLAGS = {
-    "avx2": AVX2_FLAGS,
-    "avx512": (*AVX2_FLAGS, *AVX512_FLAGS),
-}
+X86_FLAGS = {"avx2": AVX2_FLAGS, "avx512": (*AVX2_FLAGS, *AVX512_FLAGS)}
 
 
 def build(folder: Path | None = None, sanitize: str = "") -> Path:
-    """Compile with cmake if it is there, else with the C++ compiler alone; finished files are moved into place at once."""
-    target = folder or Path(__file__).parent
-    target.mkdir(parents=True, exist_ok=True)
+    """Compile with cmake if it is there, else with the C++ compiler alone; the finished library is moved into place at once."""
+    target = (folder or Path(__file__).parent) / FILE_NAME
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         if shutil.which("cmake"):
             _with_cmake(work, sanitize)
         else:
             _with_compiler(work, sanitize)
-        for name in LIBRARIES:
-            # within one folder a rename is atomic: a running process keeps the old library, a starting one gets the new
-            beside = target / f".{name}.{os.getpid()}"
-            shutil.copyfile(work / name, beside)
-            beside.replace(target / name)
-    return target / FILE_NAME
+        # a running process keeps the old library, a starting one gets the new
+        with whole_file(target) as beside:
+            shutil.copyfile(work / FILE_NAME, beside)
+    return target
 
 
 def _with_cmake(work: Path, sanitize: str) -> None:
@@ -60,19 +56,16 @@ def _with_cmake(work: Path, sanitize: str) -> None:
 
 
 def _with_compiler(work: Path, sanitize: str) -> None:
-    given = os.environ.get("CXX")
-    compiler = given or next((name for name in COMPILERS if shutil.which(name)), None)
+    compiler = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
         raise RuntimeError(f"no C++ compiler found; looked for cmake, $CXX, {', '.join(COMPILERS)}")
     extra = ["-g", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"] if sanitize else []
-    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    for library, (chooser, prefix) in LIBRARIES.items():
-        objects = []
-        for name in (chooser, f"{prefix}_portable", *(f"{prefix}_{target}" for target in TARGET_FLAGS if on_x86)):
-            flags = TARGET_FLAGS.get(name.removeprefix(f"{prefix}_"), ())
-            objects.append(str(work / f"{name}.o"))
-            _run([compiler, *COMMON_FLAGS, *flags, *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", objects[-1]])
-        _run([compiler, "-shared", "-fopenmp", *extra, *objects, "-o", str(work / library)])
+    sets = {"portable": (), **(X86_FLAGS if platform.machine().lower() in ("x86_64", "amd64") else {})}
+    flags = {"dispatch": (), **{f"{part}/{name}": sets[name] for part in PARTS for name in sets}}
+    objects = {name: str(work / f"{name.replace('/', '_')}.o") for name in flags}
+    for name, target in objects.items():
+        _run([compiler, *COMMON_FLAGS, *flags[name], *extra, f"-I{SOURCES}", "-c", f"{SOURCES / name}.cpp", "-o", target])
+    _run([compiler, "-shared", "-fopenmp", *extra, *objects.values(), "-o", str(work / FILE_NAME)])
 
 
 def _run(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Runs the fused depthwise kernels on tensors: 3x3, padding 1, stride 1 or 2, one filter a channel."""
+"""Runs the fused depthwise kernels on tensors: 3x3, padding 1, stride 1 or 2, one filter per channel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.dense import Geometry
-from autosparse.kernels.fused_passes import STATISTICS, Ending, Gradient, Sums, Value, slices_for
-from autosparse.kernels.library import Depthwise, kernels
+from autosparse.kernels.library import kernels
+from autosparse.kernels.pixels import GradientSource, Sink, Source, slices_for
 from autosparse.kernels.scratch import DOUBLE_WORDS, TILES, WEIGHT_SUMS, scratch
+from autosparse.kernels.training_table import Depthwise
 
 TAPS = 9
 BLOCK_ROWS = 28  # depthwise.h: kBlockRows
@@ -37,44 +38,44 @@ def _slices(images: int, rows: int) -> int:
     return slices_for(images * -(-rows // BLOCK_ROWS))
 
 
-def forward(value: Value, weight: Tensor, geometry: Geometry, shift: Tensor, target: Tensor) -> Tensor:
-    """target = the convolution; gives the sums of result - shift and of its square."""
-    shape, using, threads = _shape(value.raw, geometry), kernels(), torch.get_num_threads()
+def forward(source: Source, weight: Tensor, geometry: Geometry, sink: Sink, target: Tensor) -> Tensor:
+    """target = the convolution; returns the sums of the sink."""
+    shape, using, threads = _shape(source.raw, geometry), kernels(), torch.get_num_threads()
     weight = weight.contiguous()
     slices = _slices(shape.images, shape.out_rows)
-    sums = Sums(shape.channels, slices)
+    native_sink, sums = sink.native(target, shape.channels, slices)
     using.table.depthwise_forward(
         byref(shape),
-        byref(value.source()),
+        byref(source.native()),
         weight.data_ptr(),
         threads,
         slices,
         scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
-        byref(sums.sink(Ending(STATISTICS, shift=shift), target)),
+        byref(native_sink),
     )
-    return sums.total
+    return sums
 
 
 def gradients(
-    value: Value, weight: Tensor, geometry: Geometry, grad: Gradient, ending: Ending, target: Tensor, weight_target: Tensor
+    source: Source, weight: Tensor, geometry: Geometry, grad: GradientSource, sink: Sink, target: Tensor, weight_target: Tensor
 ) -> Tensor:
-    """target = the gradient of the input after the ending, weight_target the weight's; gives the ending's sums."""
-    shape, using, threads = _shape(value.raw, geometry), kernels(), torch.get_num_threads()
+    """target = the gradient of the input after the sink, weight_target that of the weight; returns the sums of the sink."""
+    shape, using, threads = _shape(source.raw, geometry), kernels(), torch.get_num_threads()
     weight = weight.contiguous()
     slices = _slices(shape.images, shape.in_rows)
-    sums = Sums(shape.channels, slices)
+    native_sink, sums = sink.native(target, shape.channels, slices)
     padded = -shape.channels // using.lanes * -using.lanes
     weight_sums = scratch(WEIGHT_SUMS, DOUBLE_WORDS * slices * TAPS * padded)
     using.table.depthwise_gradients(
         byref(shape),
-        byref(value.source()),
-        byref(grad.source()),
+        byref(source.native()),
+        byref(grad.native()),
         weight.data_ptr(),
         threads,
         slices,
         scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
-        byref(sums.sink(ending, target)),
+        byref(native_sink),
         weight_sums.data_ptr(),
         weight_target.data_ptr(),
     )
-    return sums.total
+    return sums

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from autosparse.kernels import fused_layer, fused_passes
+from autosparse.kernels import fused_layer, normalise
 from autosparse.kernels.fused_layer import Norm
-from autosparse.kernels.fused_passes import TO_JOINED, TO_JOINED_ACTIVATED, Ending, Gradient, Value
 from autosparse.kernels.layer_call import LayerCall
 from autosparse.kernels.memory import empty_pixels, pixels_last
+from autosparse.kernels.pixels import TO_JOINED, TO_JOINED_ACTIVATED, GradientSource, Sink, Source
 
 
 def conv_norm(x: Tensor, x_folded: Tensor | None, x_relu: bool, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +56,7 @@ class _ConvNorm(Function):
         ctx: Any, x: Tensor, x_folded: Tensor | None, x_relu: bool, weight: Tensor, bias: Tensor | None,
         gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        raw, folded, statistics = fused_layer.forward(Value(pixels_last(x), x_folded, x_relu), call, norm)
+        raw, folded, statistics = fused_layer.forward(Source(pixels_last(x), x_folded, x_relu), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.x_relu, ctx.call = x_relu, call
         ctx.save_for_backward(raw, statistics, x, x_folded, None if call.let_go() else weight, bias, gamma)
@@ -67,9 +67,9 @@ class _ConvNorm(Function):
     def backward(ctx: Any, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         raw, statistics, x, x_folded, _weight, bias, gamma = ctx.saved_tensors  # refuses a weight that has changed
         needs = ctx.needs_input_grad
-        value = Value(pixels_last(x), x_folded, ctx.x_relu)
+        source = Source(pixels_last(x), x_folded, ctx.x_relu)
         of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
-        found = fused_layer.backward(value, ctx.call, of_raw, Ending.at(value), needs[0], needs[3])
+        found = fused_layer.backward(source, ctx.call, of_raw, Sink.of_gradient(source), needs[0], needs[3])
         of_folded = None if x_folded is None else found.sums
         return found.x, of_folded, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[5:7]), None, None
 
@@ -77,13 +77,13 @@ class _ConvNorm(Function):
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor | None, relu: bool) -> Tensor:
-        value = Value(pixels_last(raw), folded, relu)
+        source = Source(pixels_last(raw), folded, relu)
         ctx.relu, ctx.has_other = relu, other is not None
         if other is None:
-            result = fused_passes.materialise(value)
+            result = normalise.materialise(source)
         else:
-            result = fused_passes.join(value, Value(pixels_last(other), other_folded), relu)
-        # only the ReLU needs the result again, as torch's own does: without it whoever takes the result may write into it
+            result = normalise.join(source, Source(pixels_last(other), other_folded))
+        # only the ReLU needs the result again, as torch's own does: without it the caller may write into the result
         ctx.save_for_backward(result if relu else None, raw, folded, None if other_folded is None else other, other_folded)
         return result
 
@@ -93,7 +93,7 @@ class _Join(Function):
         result, *saved = ctx.saved_tensors
         branches = saved[0], saved[1], saved[2], saved[3]
         target = empty_pixels(grad, grad.shape)
-        sums = fused_passes.finish(pixels_last(grad), _where_branches_join(branches, result, None, ctx.relu), target)
+        sums = normalise.finish(pixels_last(grad), _where_branches_join(branches, result, None, ctx.relu), target)
         of_other = target if ctx.has_other else None
         return target, sums, of_other, None if branches[-1] is None else _of_other_folded(sums), None
 
@@ -104,9 +104,9 @@ class _JoinConvNorm(Function):
         ctx: Any, before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool,
         weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        first = Value(pixels_last(before), before_folded, relu)
-        result = fused_passes.join(first, Value(pixels_last(other), other_folded), relu)
-        raw, folded, statistics = fused_layer.forward(Value(result), call, norm)
+        first = Source(pixels_last(before), before_folded, relu)
+        result = normalise.join(first, Source(pixels_last(other), other_folded))
+        raw, folded, statistics = fused_layer.forward(Source(result), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.relu, ctx.call = relu, call
         branches = before, before_folded, None if other_folded is None else other, other_folded
@@ -120,8 +120,8 @@ class _JoinConvNorm(Function):
         branches = saved[0], saved[1], saved[2], saved[3]
         needs = ctx.needs_input_grad
         of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
-        ending = _where_branches_join(branches, result, grad_result, ctx.relu)
-        found = fused_layer.backward(Value(result), ctx.call, of_raw, ending, True, needs[5])
+        sink = _where_branches_join(branches, result, grad_result, ctx.relu)
+        found = fused_layer.backward(Source(result), ctx.call, of_raw, sink, True, needs[5])
         assert found.sums is not None
         of_branches = found.x, found.sums, found.x, None if branches[-1] is None else _of_other_folded(found.sums)
         return *of_branches, None, found.weight, *_of_learned(bias, of_gamma, of_beta, needs[7:9]), None, None
@@ -129,10 +129,10 @@ class _JoinConvNorm(Function):
 
 def _of_norm(
     raw: Tensor, grad: Tensor, grad_folded: Tensor, statistics: Tensor, gamma: Tensor | None
-) -> tuple[Tensor, Tensor, Gradient]:
+) -> tuple[Tensor, Tensor, GradientSource]:
     """The gradients of gamma, of beta and of the raw value."""
-    of_gamma, of_beta, coefficients = fused_passes.fold_gradients(raw, grad_folded.contiguous(), statistics, gamma)
-    return of_gamma, of_beta, Gradient(pixels_last(grad), raw, coefficients)
+    of_gamma, of_beta, coefficients = normalise.fold_gradients(raw, grad_folded.contiguous(), statistics, gamma)
+    return of_gamma, of_beta, GradientSource(pixels_last(grad), raw, coefficients)
 
 
 def _of_learned(
@@ -150,13 +150,13 @@ def _of_other_folded(sums: Tensor) -> Tensor:
 
 def _where_branches_join(
     branches: tuple[Tensor, Tensor, Tensor | None, Tensor | None], result: Tensor | None, added: Tensor | None, relu: bool
-) -> Ending:
+) -> Sink:
     """The other branch has sums of its own if it is a normalised value."""
     raw, folded, other, other_folded = branches
-    return Ending(
+    return Sink(
         TO_JOINED_ACTIVATED if relu else TO_JOINED,
-        Value(pixels_last(raw), folded),
-        None if other_folded is None or other is None else Value(pixels_last(other), other_folded),
+        Source(pixels_last(raw), folded),
+        None if other_folded is None or other is None else Source(pixels_last(other), other_folded),
         added=None if added is None else pixels_last(added),
         result=None if result is None else pixels_last(result),
     )

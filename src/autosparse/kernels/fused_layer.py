@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autosparse.kernels import checks, dense, depthwise, fused_passes
+from autosparse.kernels import checks, dense, depthwise, normalise, passes
 from autosparse.kernels.dense import Geometry
-from autosparse.kernels.fused_passes import STORE, Ending, Gradient, Value
 from autosparse.kernels.layer_call import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall, out_shape_of
 from autosparse.kernels.memory import empty_pixels
+from autosparse.kernels.pixels import STATISTICS, STORE, GradientSource, Sink, Source
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,21 @@ class Norm:
     epsilon: float
 
 
-def forward(value: Value, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """The raw result, the folded batch norm and its statistics."""
     weight, geometry = call.own_weight, _geometry(call)
-    checks.common("sparse_conv2d", value.raw, weight, call.bias, call.wanted, call.mask, call.sparse)
-    raw = empty_pixels(value.raw, out_shape_of(value.raw.shape, call.shape, geometry))
+    checks.common("sparse_conv2d", source.raw, weight, call.bias, call.wanted, call.mask, call.sparse)
+    raw = empty_pixels(source.raw, out_shape_of(source.raw.shape, call.shape, geometry))
+    sink = Sink(STATISTICS, shift=norm.shift)
     if depthwise.fits(call.shape, call.bias, geometry):
-        sums = depthwise.forward(value, weight, geometry, norm.shift, raw)
+        sums = depthwise.forward(source, weight, geometry, sink, raw)
     elif call.sparse[FORWARD]:
-        sums = fused_passes.forward(call.compressed(value.raw.shape), value, call.bias, norm.shift, raw)
+        sums = passes.forward(call.compressed(source.raw.shape), source, call.bias, sink, raw)
     else:
-        raw = dense.conv2d(fused_passes.materialise(value), weight, call.bias, geometry)
-        sums = fused_passes.statistics(raw, norm.shift)
-    found, folded = fused_passes.fold_statistics(raw, sums, norm.shift, norm.epsilon, norm.gamma, norm.beta)
-    return raw, folded, found
+        raw = dense.conv2d(normalise.materialise(source), weight, call.bias, geometry)
+        sums = normalise.statistics(raw, norm.shift)
+    statistics, folded = normalise.fold_statistics(raw, sums, norm.shift, norm.epsilon, norm.gamma, norm.beta)
+    return raw, folded, statistics
 
 
 def _geometry(call: LayerCall) -> Geometry:
@@ -50,55 +51,66 @@ def _geometry(call: LayerCall) -> Geometry:
 
 @dataclass
 class Gradients:
-    """Of the input (after its ending, with the sums that were made there) and of the weight; None if not needed."""
+    """Of the input (after its sink, with the sums that it made) and of the weight; None if not needed."""
 
-    x: Tensor | None
-    sums: Tensor | None
-    weight: Tensor | None
+    x: Tensor | None = None
+    sums: Tensor | None = None
+    weight: Tensor | None = None
 
 
-def backward(value: Value, call: LayerCall, grad: Gradient, ending: Ending, needs_x: bool, needs_weight: bool) -> Gradients:
-    x = value.raw
-    sparse_x = needs_x and call.sparse[INPUT_GRADIENT]
-    sparse_weight = needs_weight and call.sparse[WEIGHT_GRADIENT] and call.wanted != "all"
-    target = torch.empty_like(x) if needs_x else None
-    if needs_weight and target is not None and depthwise.fits(call.shape, call.bias, _geometry(call)):
-        of_weight = torch.empty(call.shape)
-        sums = depthwise.gradients(value, call.own_weight, _geometry(call), grad, ending, target, of_weight)
-        return Gradients(target, sums, call.restrict(of_weight))
-    if sparse_x and sparse_weight and call.wanted == "active" and target is not None:
-        compressed = call.compressed(x.shape)
-        if fused_passes.joint_gradients_fit(compressed):
-            of_weight = call.empty_gradient(x)
-            sums = fused_passes.joint_gradients(compressed, value, grad, ending, target, of_weight)
-            return Gradients(target, sums, of_weight)
-    found = Gradients(None, None, None)
-    if sparse_weight:
-        found.weight = call.empty_gradient(x)
-        fused_passes.weight_gradient(call.pattern(x.shape), value, grad, found.weight)
-    if sparse_x and target is not None:
-        compressed = call.compressed(x.shape)
-        if fused_passes.reaches_all(compressed):
-            found.x, found.sums = target, fused_passes.input_gradient(compressed, grad, ending, target)
-        elif compressed.plan.gradient_group is not None:
-            fused_passes.input_gradient(compressed, grad, Ending(STORE), target.zero_())
-            found.x, found.sums = target, fused_passes.finish(target, ending, target)
-    rest_x, rest_weight = needs_x and found.x is None, needs_weight and found.weight is None
+def backward(source: Source, call: LayerCall, grad: GradientSource, sink: Sink, needs_x: bool, needs_weight: bool) -> Gradients:
+    """The gradients by as few passes as possible: both at once, one after the other, or by torch."""
+    joint = _joint_gradients(source, call, grad, sink) if needs_x and needs_weight else None
+    if joint is not None:
+        return joint
+    gradients, x = Gradients(), source.raw
+    if needs_weight and call.sparse[WEIGHT_GRADIENT] and call.wanted != "all":
+        gradients.weight = call.empty_gradient(x)
+        passes.weight_gradient(call.pattern(x.shape), source, grad, gradients.weight)
+    if needs_x and call.sparse[INPUT_GRADIENT]:
+        _sparse_input_gradient(x, call, grad, sink, gradients)
+    rest_x, rest_weight = needs_x and gradients.x is None, needs_weight and gradients.weight is None
     if rest_x or rest_weight:
-        _dense_rest(value, call, grad, ending, found, rest_x, rest_weight)
-    return found
+        _dense_rest(source, call, grad, sink, gradients, rest_x, rest_weight)
+    return gradients
+
+
+def _joint_gradients(source: Source, call: LayerCall, grad: GradientSource, sink: Sink) -> Gradients | None:
+    """Both gradients in one pass; None where no kernel makes them together."""
+    x = source.raw
+    if depthwise.fits(call.shape, call.bias, _geometry(call)):
+        of_x, of_weight = torch.empty_like(x), torch.empty(call.shape)
+        sums = depthwise.gradients(source, call.own_weight, _geometry(call), grad, sink, of_x, of_weight)
+        return Gradients(of_x, sums, call.restrict(of_weight))
+    if not (call.sparse[INPUT_GRADIENT] and call.sparse[WEIGHT_GRADIENT] and call.wanted == "active"):
+        return None
+    compressed = call.compressed(x.shape)
+    if not passes.joint_gradients_fit(compressed):
+        return None
+    of_x, of_weight = torch.empty_like(x), call.empty_gradient(x)
+    return Gradients(of_x, passes.joint_gradients(compressed, source, grad, sink, of_x, of_weight), of_weight)
+
+
+def _sparse_input_gradient(x: Tensor, call: LayerCall, grad: GradientSource, sink: Sink, gradients: Gradients) -> None:
+    """Through the sink at once if the passes reach all pixels, else in a sweep of its own."""
+    compressed, target = call.compressed(x.shape), torch.empty_like(x)
+    if passes.reaches_all(compressed):
+        gradients.x, gradients.sums = target, passes.input_gradient(compressed, grad, sink, target)
+    elif compressed.plan.gradient_group is not None:
+        passes.input_gradient(compressed, grad, Sink(STORE), target)
+        gradients.x, gradients.sums = target, normalise.finish(target, sink, target)
 
 
 def _dense_rest(
-    value: Value, call: LayerCall, grad: Gradient, ending: Ending, found: Gradients, rest_x: bool, rest_weight: bool
+    source: Source, call: LayerCall, grad: GradientSource, sink: Sink, gradients: Gradients, rest_x: bool, rest_weight: bool
 ) -> None:
     """The gradients that no sparse pass has made, by torch."""
-    plain = fused_passes.materialise(value) if rest_weight else value.raw
-    of_raw = fused_passes.materialise_gradient(grad)
+    plain = normalise.materialise(source) if rest_weight else source.raw
+    of_raw = normalise.materialise(grad)
     weight = call.own_weight if rest_x else call.weight_or_its_shape(plain)
     of_x, of_weight = dense.conv2d_gradients(of_raw, plain, weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
-        found.weight = call.restrict(of_weight)
+        gradients.weight = call.restrict(of_weight)
     if of_x is not None:
         of_x = of_x.contiguous(memory_format=torch.channels_last)
-        found.x, found.sums = of_x, fused_passes.finish(of_x, ending, of_x)
+        gradients.x, gradients.sums = of_x, normalise.finish(of_x, sink, of_x)

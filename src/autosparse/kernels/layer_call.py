@@ -18,6 +18,7 @@ from autosparse.kernels.dense import Geometry
 from autosparse.kernels.geometry import Convolution
 from autosparse.kernels.library import available
 from autosparse.kernels.memory import empty_pixels, pixels_last, weight_format
+from autosparse.kernels.pixels import PLAIN_STORE, Source
 from autosparse.kernels.plans import Plan, plan_for
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
@@ -100,14 +101,14 @@ class LayerCall:
         if not self.skips(FORWARD, x):
             return self._dense_forward(x, result)
         bias = None if self.bias is None else self.bias.contiguous()
-        passes.forward(self.compressed(x.shape), self._ordered(x), bias, result)
+        passes.forward(self.compressed(x.shape), Source(self._ordered(x)), bias, PLAIN_STORE, result)
         return result
 
     def input_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         linear = self.geometry is None
         result = grad.new_empty((*grad.shape[:-1], self.shape[1])) if linear else empty_pixels(x, x.shape)
         if self.skips(INPUT_GRADIENT, x):
-            passes.input_gradient(self.compressed(result.shape), self._ordered(grad), result)
+            passes.input_gradient(self.compressed(result.shape), Source(self._ordered(grad)), PLAIN_STORE, result)
             return result
         if self.geometry is None:
             return result.copy_(dense.linear_input_gradient(grad, self.own_weight))
@@ -117,8 +118,8 @@ class LayerCall:
         """A new tensor, or `into` with the gradient added to it."""
         if self.skips(WEIGHT_GRADIENT, x):
             result = self.empty_gradient(grad) if into is None else into
-            ordered = self._ordered(x), self._ordered(grad)
-            passes.weight_gradient(self.pattern(x.shape), *ordered, result, adds=into is not None)
+            sources = Source(self._ordered(x)), Source(self._ordered(grad))
+            passes.weight_gradient(self.pattern(x.shape), *sources, result, adds=into is not None)
             return result
         if self.geometry is None:
             found = self.restrict(dense.linear_weight_gradient(grad, x))

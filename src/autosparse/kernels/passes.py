@@ -1,63 +1,89 @@
-"""Runs the kernels on tensors: forward, input gradient and weight gradient of a planned layer."""
+"""Runs the kernels on tensors: forward, input gradient and weight gradient of a layer with a compressed weight.
+
+Every pass reads a source and ends in a sink. Those that make sums return them; see `Sink`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
 from autosparse.kernels.compressed import Compressed
+from autosparse.kernels.geometry import PassGroup
 from autosparse.kernels.library import kernels
 from autosparse.kernels.pages import WORD_BYTES, Words
-from autosparse.kernels.plans import row_parts
-from autosparse.kernels.scratch import TILES, TRANSPOSED, scratch
+from autosparse.kernels.pixels import NO_SUMS, STORE, GradientSource, Sink, Source, address, slices_for
+from autosparse.kernels.plans import PreparedPass, row_parts
+from autosparse.kernels.scratch import TILES, TRANSPOSED, WEIGHT_SUMS, scratch
+
+# Channels whose packed gradient still fits into the second cache, for both gradients in one pass.
+MOST_JOINT_CHANNELS = 1024
 
 
-def forward(compressed: Compressed, source: Tensor, bias: Tensor | None, target: Tensor) -> None:
-    """target = source * weight + bias; both channels_last in memory."""
-    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
-    parts = row_parts(plan.forward_group, threads, using.lanes)
-    native = byref(plan.forward.native)
-    using.table.gather(
-        native,
-        source.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        compressed.row_start.data_ptr(),
-        compressed.entries.data_ptr(),
-        threads,
-        parts,
-        scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
-        target.data_ptr(),
-    )
+def forward(compressed: Compressed, source: Source, bias: Tensor | None, sink: Sink, target: Tensor) -> Tensor:
+    """target = source * weight + bias; images are channels_last in memory."""
+    plan, rows = compressed.plan, (compressed.row_start, compressed.entries)
+    return _gather(plan.forward_group, (plan.forward,), source, bias, rows, 0, sink, target)
 
 
-def input_gradient(compressed: Compressed, grad: Tensor, target: Tensor) -> None:
-    """target = the gradient of the input, one phase of the stride after the other."""
-    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
-    group = plan.gradient_group
-    if group is None or not group.covers_target:
+def input_gradient(compressed: Compressed, grad: Source | GradientSource, sink: Sink, target: Tensor) -> Tensor:
+    """target = the gradient of the layer's input; sinks that make sums need `reaches_all`."""
+    plan, group = compressed.plan, compressed.plan.gradient_group
+    if not reaches_all(compressed):
+        assert sink.kind == STORE, "sums over pixels that no pass writes"
         target.zero_()
     if group is None:
-        return
+        return NO_SUMS
+    rows = compressed.transposed(torch.get_num_threads())
+    return _gather(group, plan.gradient, grad, None, rows, plan.transposed_rows_per_phase, sink, target)
+
+
+def reaches_all(compressed: Compressed) -> bool:
+    """Whether the passes of the input gradient write every pixel."""
+    group = compressed.plan.gradient_group
+    return group is not None and group.covers_target
+
+
+def _gather(
+    group: PassGroup,
+    passes: Sequence[PreparedPass],
+    source: Source | GradientSource,
+    bias: Tensor | None,
+    rows: tuple[Words, Words],
+    rows_per_pass: int,
+    sink: Sink,
+    target: Tensor,
+) -> Tensor:
+    """`rows`: where compressed rows start, and their entries; each pass has its own."""
+    using, threads = kernels(), torch.get_num_threads()
     parts = row_parts(group, threads, using.lanes)
-    start, entries = compressed.transposed(threads)
-    for phase, prepared in enumerate(plan.gradient):
+    slices = group.tiles if sink.kind == STORE else slices_for(group.tiles)
+    native_source = source.native()
+    native_sink, sums = sink.native(target, group.target.channels, slices)
+    start, entries = rows[0].data_ptr(), rows[1].data_ptr()
+    for index, prepared in enumerate(passes):
         native = byref(prepared.native)
         using.table.gather(
             native,
-            grad.data_ptr(),
-            None,
-            start.data_ptr() + phase * plan.transposed_rows_per_phase * WORD_BYTES,
-            entries.data_ptr(),
+            byref(native_source),
+            address(bias),
+            start + index * rows_per_pass * WORD_BYTES,
+            entries,
             threads,
+            slices,
             parts,
             scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
-            target.data_ptr(),
+            byref(native_sink),
         )
+    return sums
 
 
-def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: Tensor, adds: bool = False) -> None:
+def weight_gradient(
+    pattern: Compressed, source: Source, grad: Source | GradientSource, target: Tensor, adds: bool = False
+) -> None:
     """target = the gradient of the weight at the positions of a pattern, zero elsewhere; or it is added to the target."""
     if pattern.nonzeros == 0:
         if not adds:
@@ -65,13 +91,13 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         return
     plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
     parts = row_parts(plan.forward_group, threads, using.lanes)
-    slices = max(1, min(plan.forward_group.tiles, threads))
+    slices = _weight_slices(pattern, threads)
     sums = scratch(TRANSPOSED, slices * pattern.nonzeros)  # the transposed weight is not needed meanwhile
     native = byref(plan.forward.native)
     using.table.weight_gradient(
         native,
-        source.data_ptr(),
-        grad.data_ptr(),
+        byref(source.native()),
+        byref(grad.native()),
         pattern.row_start.data_ptr(),
         pattern.entries.data_ptr(),
         threads,
@@ -80,10 +106,59 @@ def weight_gradient(pattern: Compressed, source: Tensor, grad: Tensor, target: T
         scratch(TILES, threads * using.table.weight_gradient_scratch(native, parts)).data_ptr(),
         sums.data_ptr(),
     )
-    scatter(pattern, sums, slices, target, adds)
+    _scatter(pattern, sums, slices, target, adds)
 
 
-def scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor, adds: bool = False) -> None:
+def _weight_slices(pattern: Compressed, threads: int) -> int:
+    return max(1, min(pattern.plan.forward_group.tiles, threads))
+
+
+def joint_gradients_fit(compressed: Compressed) -> bool:
+    """Whether both gradients can be made in one pass: no window, tiles for every thread, a gradient that stays in cache."""
+    plan, threads = compressed.plan, torch.get_num_threads()
+    group, conv = plan.gradient_group, plan.conv
+    if (
+        group is None
+        or compressed.nonzeros == 0
+        or conv.kernel != (1, 1)
+        or not group.tiling.interleaved
+        or conv.out_channels > MOST_JOINT_CHANNELS
+    ):
+        return False
+    same_tiles = group.tiling == plan.forward_group.tiling
+    return same_tiles and row_parts(group, threads, kernels().lanes) == 1
+
+
+def joint_gradients(
+    compressed: Compressed, source: Source, grad: GradientSource, sink: Sink, target: Tensor, weight_target: Tensor
+) -> Tensor:
+    """Both gradients of a convolution without a window, as `input_gradient` and `weight_gradient` at its non-zeros."""
+    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
+    slices = _weight_slices(compressed, threads)
+    start, entries = compressed.transposed(threads)
+    weight_sums = scratch(WEIGHT_SUMS, slices * compressed.nonzeros)
+    native_sink, sums = sink.native(target, plan.conv.in_channels, slices)
+    forward_pass, backward_pass = byref(plan.forward.native), byref(plan.gradient[0].native)
+    using.table.joint_gradient(
+        forward_pass,
+        backward_pass,
+        byref(source.native()),
+        byref(grad.native()),
+        compressed.row_start.data_ptr(),
+        compressed.entries.data_ptr(),
+        start.data_ptr(),
+        entries.data_ptr(),
+        threads,
+        slices,
+        scratch(TILES, threads * using.table.joint_gradient_scratch(forward_pass, backward_pass)).data_ptr(),
+        byref(native_sink),
+        weight_sums.data_ptr(),
+    )
+    _scatter(compressed, weight_sums, slices, weight_target)
+    return sums
+
+
+def _scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor, adds: bool = False) -> None:
     """target = the slices' sums at the positions of a pattern, zero elsewhere; or they are added to what it holds."""
     kernels().table.scatter(
         byref(pattern.plan.layout),

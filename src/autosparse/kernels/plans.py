@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.geometry import INT32_MAX, Convolution, Grid, PassGroup, forward_group, gradient_group
-from autosparse.kernels.library import Kernels, Pass, TransposedLayout, WeightLayout, kernels
+from autosparse.kernels.library import Kernels, kernels
+from autosparse.kernels.training_table import Pass, TransposedLayout, WeightLayout
 
 # Work items for every thread, so that a thread which started late does not keep the others waiting.
 ITEMS_PER_THREAD = 4

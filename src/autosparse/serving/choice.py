@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.serving.layout import Grid
 from autosparse.serving.operations import Product, Variant
 from autosparse.serving.program import Program

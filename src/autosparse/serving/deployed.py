@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.serving.capture import Examples
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import LayerChoice, NativeRegion

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from autosparse.common.warnings import warn
-from autosparse.kernels import inference
+from autosparse.kernels import library
 from autosparse.serving.agreement import agree
 from autosparse.serving.capture import CannotCaptureError, Examples, capture, with_shapes
 from autosparse.serving.decoders import deployed_class
@@ -31,8 +31,8 @@ def deploy(model: nn.Module, example_input: Tensor | Examples, *, threads: int |
     _check(model, examples, threads)
     count = torch.get_num_threads() if threads is None else threads
     with torch.no_grad(), _threads(count):
-        engine = inference.engine()
-        notes = [] if engine is not None else [f"all layers run in dense torch: {inference.why_not()}"]
+        engine = library.engine()
+        notes = [] if engine is not None else [f"all layers run in dense torch: {library.why_not()}"]
         served = _served(model, examples, engine, count, notes)
         deployed = deployed_class(served)(served, examples, engine, count, notes)
     for note in notes:
@@ -40,7 +40,7 @@ def deploy(model: nn.Module, example_input: Tensor | Examples, *, threads: int |
     return deployed
 
 
-def _served(model: nn.Module, examples: Examples, engine: inference.Engine | None, threads: int, notes: list[str]) -> nn.Module:
+def _served(model: nn.Module, examples: Examples, engine: library.Engine | None, threads: int, notes: list[str]) -> nn.Module:
     """The captured graph, or the model with its layers replaced one by one; either gives the plain model's outputs."""
     plain = copy.deepcopy(model).eval().requires_grad_(False)
     expected = plain(*examples)
@@ -57,7 +57,7 @@ def _served(model: nn.Module, examples: Examples, engine: inference.Engine | Non
 
 
 def _captured(
-    plain: nn.Module, examples: Examples, engine: inference.Engine | None, threads: int, notes: list[str]
+    plain: nn.Module, examples: Examples, engine: library.Engine | None, threads: int, notes: list[str]
 ) -> nn.Module | None:
     try:
         graph = fold(capture(plain, examples))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.serving.capture import CannotCaptureError, Examples, capture, with_shapes
 from autosparse.serving.fold import fold
 from autosparse.serving.linear import PackedLinear, weights_in_caches

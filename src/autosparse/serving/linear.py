@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosparse.kernels import inference as native
+from autosparse.kernels import inference_table as native
+from autosparse.kernels.library import Engine
 from autosparse.serving.choice import MOST_SPARSE_DENSITY, fastest
 from autosparse.serving.native import LayerChoice
 from autosparse.serving.steps import INFINITY
@@ -44,7 +45,7 @@ class PackedLinear(nn.Module):
         self,
         name: str,
         layer: nn.Linear,
-        engine: native.Engine | None,
+        engine: Engine | None,
         threads: int,
         low: float = -INFINITY,
         high: float = INFINITY,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.serving.choice import choose, density, fastest, first_guess
 from autosparse.serving.layout import NotOnGridError
 from autosparse.serving.operations import Variant

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autosparse.kernels import inference as native
+from autosparse.kernels import inference_table as native
+from autosparse.kernels.library import Engine
 from autosparse.serving.layout import Grid, Taps, step_taps
 from autosparse.serving.steps import Convolution, Join, Pool, Step, Sum
 
@@ -39,7 +40,7 @@ class Product:
 class Operations:
     """Makes operations and owns the memory they point to."""
 
-    def __init__(self, engine: native.Engine, take_split: TakeSplit) -> None:
+    def __init__(self, engine: Engine, take_split: TakeSplit) -> None:
         self.engine, self._take_split = engine, take_split
         self.scratch = 0
         self._owned: list[Tensor] = []

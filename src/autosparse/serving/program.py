@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autosparse.kernels import inference as native
+from autosparse.kernels import inference_table as native
+from autosparse.kernels.library import Engine
 from autosparse.serving.layout import Extent, Grid, extents, grids_for
 from autosparse.serving.operations import Operations, Product, Variant
 from autosparse.serving.steps import Convolution, Mean, Region, Step
@@ -51,7 +52,7 @@ class Program:
         self,
         region: Region,
         shapes: list[tuple[int, int, int]],
-        engine: native.Engine,
+        engine: Engine,
         threads: int,
         images: int,
         workers: int,

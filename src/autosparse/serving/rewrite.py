@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autosparse.common.graphs import RELUS, calls
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.serving.capture import is_sum, module_of, shape_of
 from autosparse.serving.linear import PackedLinear, weights_in_caches
 from autosparse.serving.native import NativeRegion

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels import inference as native
+from autosparse.kernels.library import Engine
 from autosparse.models.transformer import Transformer, greedy, sinusoidal_positions
 from autosparse.serving.translation.program import DecoderProgram
 from autosparse.serving.translation.screen import Screen
@@ -23,7 +23,7 @@ MAX_CACHED_FLOATS = 1 << 28  # a gigabyte of keys and values; torch's loop alloc
 class NativeDecoder:
     """Several threads may translate at the same time: each takes a program of its own."""
 
-    def __init__(self, model: Transformer, engine: native.Engine, threads: int) -> None:
+    def __init__(self, model: Transformer, engine: Engine, threads: int) -> None:
         self.model, self.engine, self.threads = model, engine, threads
         output: nn.Module = model.output
         self.screen = Screen(output) if Screen.suits(output) else None

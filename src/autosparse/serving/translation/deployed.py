@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.inference import Engine
+from autosparse.kernels.library import Engine
 from autosparse.models.transformer import Transformer
 from autosparse.serving.agreement import agree
 from autosparse.serving.capture import Examples

@@ -8,7 +8,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels import inference as native
+from autosparse.kernels import inference_table as native
+from autosparse.kernels.library import Engine
 from autosparse.models.attention import Attention
 from autosparse.models.transformer import DecoderLayer, Residual, Transformer
 from autosparse.serving.linear import PackedLinear
@@ -36,7 +37,7 @@ def can_run(model: nn.Module) -> TypeGuard[Transformer]:
 class DecoderProgram:
     """A decoder for a fixed batch size, with capacity for `words` to translate and `positions` to write."""
 
-    def __init__(self, model: Transformer, engine: native.Engine, threads: int, batch: int, words: int, positions: int) -> None:
+    def __init__(self, model: Transformer, engine: Engine, threads: int, batch: int, words: int, positions: int) -> None:
         self.engine, self.batch, self.words, self.positions = engine, batch, words, positions
         self.layers = model.decoder_layers()
         size = model.size

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autosparse.kernels import inference as native
+from autosparse.kernels import inference_table as native
 from autosparse.serving.linear import DENSE, TORCH, PackedLinear
 
 LARGEST_BYTE = 127

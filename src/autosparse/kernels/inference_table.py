@@ -1,0 +1,234 @@
+"""The inference kernels as Python sees them: the structs of native/inference/interface.h, and weights packed for them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BITMASK_COLUMNS = 16
+INDEXED_BLOCK = 8
+
+# interface.h: OpKind and InputKind
+LOAD, STORE, SPLIT, SPARSE, DENSE, DEPTHWISE, MAX_POOL, MEAN_POOL, ADD, COPY, MEAN = range(11)
+DIRECT, DEPTHWISE_TILE, ALIGNED_TILE = range(3)
+# DecoderOpKind
+NORMALISE, LINEAR, ATTEND = range(3)
+
+INFINITY = float("inf")
+
+
+def _integers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int64) for name in names]
+
+
+class Planes(Structure):
+    """interface.h: Planes."""
+
+    _fields_ = [
+        ("first", c_void_p),
+        *_integers("channels", "plane_floats", "lead_floats", "images", "rows", "cols", "image_floats", "row_floats"),
+        *_integers("vectors"),
+        ("valid", c_void_p),
+    ]
+
+
+class Finish(Structure):
+    """interface.h: Finish."""
+
+    _fields_ = [("bias", c_void_p), ("low", c_float), ("high", c_float)]
+
+
+class Op(Structure):
+    """interface.h: Op."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        ("input", POINTER(Planes)),
+        ("other", POINTER(Planes)),
+        ("output", POINTER(Planes)),
+        ("outside", c_int64),
+        ("finish", Finish),
+        *_integers("first_channel", "rows", "source", "tile_vectors"),
+        ("row_start", c_void_p),
+        ("terms", c_void_p),
+        ("blocks", c_void_p),
+        ("offsets", c_void_p),
+        *_integers("columns"),
+        ("shifts", c_void_p),
+        *_integers("shift_count", "shift_floats"),
+        ("tap_weights", c_void_p),
+        ("tap_offsets", c_void_p),
+        *_integers("taps"),
+        ("tap_finish", Finish),
+        ("scale", c_float),
+        *_integers("step", "phase_planes"),
+        ("phases", c_void_p),
+    ]
+
+
+class Call(Structure):
+    """interface.h: Call."""
+
+    _fields_ = [
+        *_integers("images", "images_per_group", "threads", "together", "arena_floats"),
+        ("scratch", c_void_p),
+        *_integers("scratch_floats"),
+        ("inputs", POINTER(c_void_p)),
+        ("outputs", POINTER(c_void_p)),
+        ("seconds", c_void_p),
+    ]
+
+
+class BitmaskLinear(Structure):
+    """interface.h: BitmaskLinear."""
+
+    _fields_ = [
+        *_integers("rows", "words"),
+        ("row_start", c_void_p),
+        ("bits", c_void_p),
+        ("values", c_void_p),
+        ("finish", Finish),
+    ]
+
+
+class DenseLinear(Structure):
+    """interface.h: DenseLinear."""
+
+    _fields_ = [*_integers("rows", "columns"), ("values", c_void_p), ("finish", Finish)]
+
+
+class IndexedLinear(Structure):
+    """interface.h: IndexedLinear."""
+
+    _fields_ = [
+        *_integers("rows"),
+        ("row_start", c_void_p),
+        ("columns", c_void_p),
+        ("values", c_void_p),
+        ("finish", Finish),
+    ]
+
+
+class TermLinear(Structure):
+    """interface.h: TermLinear."""
+
+    _fields_ = [
+        *_integers("rows", "columns", "tile_vectors"),
+        ("row_start", c_void_p),
+        ("terms", c_void_p),
+        ("finish", Finish),
+    ]
+
+
+class ScreenedLinear(Structure):
+    """interface.h: ScreenedLinear."""
+
+    _fields_ = [
+        ("exact", DenseLinear),
+        *_integers("columns"),
+        ("coarse", c_void_p),
+        ("scales", c_void_p),
+        ("errors", c_void_p),
+    ]
+
+
+class DecoderOp(Structure):
+    """interface.h: DecoderOp."""
+
+    _fields_ = [
+        *_integers("kind", "wait"),
+        ("input", c_void_p),
+        ("other", c_void_p),
+        ("output", c_void_p),
+        *_integers("output_step"),
+        ("bitmask", POINTER(BitmaskLinear)),
+        ("indexed", POINTER(IndexedLinear)),
+        ("dense", POINTER(DenseLinear)),
+        ("terms", POINTER(TermLinear)),
+        ("scale", c_void_p),
+        ("shift", c_void_p),
+        *_integers("columns"),
+        ("epsilon", c_float),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("seen", c_void_p),
+        *_integers("seen_stride", "heads", "width", "positions"),
+    ]
+
+
+class DecoderCall(Structure):
+    """interface.h: DecoderCall."""
+
+    _fields_ = [*_integers("batch", "position", "threads"), ("scratch", c_void_p), *_integers("scratch_floats")]
+
+
+def _function(result: Any, *arguments: Any) -> Any:
+    return ctypes.CFUNCTYPE(result, *arguments)
+
+
+class InferenceTable(Structure):
+    """interface.h: InferenceTable."""
+
+    _fields_ = [
+        *_integers("lanes", "max_vectors", "dense_rows"),
+        ("run", _function(None, POINTER(Op), c_int64, POINTER(Call))),
+        ("linear_one", _function(None, POINTER(BitmaskLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_dense", _function(None, POINTER(DenseLinear), c_int64, c_int64, *[c_void_p] * 3)),
+        ("linear_indexed", _function(None, POINTER(IndexedLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_scratch", _function(c_int64, POINTER(TermLinear))),
+        ("linear_many", _function(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("largest_rows", _function(None, POINTER(ScreenedLinear), c_int64, c_int64, *[c_void_p] * 3)),
+        ("decode", _function(None, POINTER(DecoderOp), c_int64, POINTER(DecoderCall))),
+    ]
+
+
+def pack_terms(weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The non-zeros of a (rows, columns) weight: where rows start, and (offset, value) pairs as int32 and float32 bits."""
+    mask = weight != 0
+    row_start = torch.zeros(weight.shape[0] + 1, dtype=torch.int32)
+    row_start[1:] = mask.sum(1).cumsum(0)
+    columns = mask.nonzero()[:, 1]
+    terms = torch.empty(columns.numel(), 2, dtype=torch.int32)
+    terms[:, 0] = offsets.to(torch.int32)[columns]
+    terms[:, 1] = weight[mask].float().view(torch.int32)
+    return row_start, terms
+
+
+def pack_indexed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A (rows, columns) weight with at most 65,536 columns as first blocks of rows, columns (16 bits) and values."""
+    mask = weight != 0
+    counts = mask.sum(1)
+    blocks = -(-counts // INDEXED_BLOCK)
+    row_start = torch.zeros(weight.shape[0] + 1, dtype=torch.int64)
+    row_start[1:] = blocks.cumsum(0)
+    rows, found = mask.nonzero(as_tuple=True)
+    # a value's place: its row's first block, and how many of the row came before it
+    places = row_start[rows] * INDEXED_BLOCK + torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
+    columns = torch.zeros(int(row_start[-1]) * INDEXED_BLOCK, dtype=torch.int32)
+    values = torch.zeros(len(columns))
+    columns[places] = found.to(torch.int32)
+    values[places] = weight[mask].float()
+    return row_start.to(torch.int32), _sixteen_bits(columns), values
+
+
+def _sixteen_bits(numbers: Tensor) -> Tensor:
+    """torch's int16 with the bits of the engine's unsigned numbers."""
+    return torch.where(numbers >= 2**15, numbers - 2**16, numbers).to(torch.int16).contiguous()
+
+
+def pack_bitmask(weight: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A (rows, columns) weight as first values of rows, bits (one int16 for 16 columns) and values with a vector to spare."""
+    rows, columns = weight.shape
+    words = -(-columns // BITMASK_COLUMNS)
+    mask = torch.zeros(rows, words * BITMASK_COLUMNS, dtype=torch.bool)
+    mask[:, :columns] = weight != 0
+    counts = mask.sum(1)
+    row_start = (counts.cumsum(0) - counts).to(torch.int32)
+    places = 2 ** torch.arange(BITMASK_COLUMNS, dtype=torch.int32)
+    bits = (mask.view(rows, words, BITMASK_COLUMNS) * places).sum(-1).to(torch.int32)
+    values = torch.cat((weight[weight != 0].float(), torch.zeros(lanes)))
+    return row_start, _sixteen_bits(bits), values

@@ -1,6 +1,0 @@
-// The inference engine for one instruction set; this file alone is compiled with its compiler flags.
-#include "infer_simd_portable.h"
-#include "infer_table.h"
-
-extern const InferenceTable kPortableInference;
-const InferenceTable kPortableInference = make_inference_table<InferPortable>();

@@ -1,0 +1,21 @@
+// What the shared library exports: for one instruction set, the kernels for training and those for inference.
+#pragma once
+
+#include <cstdint>
+
+#include "inference/interface.h"
+#include "training/interface.h"
+
+// Raised whenever a struct or a function of either interface changes; the Python side refuses a library with another number.
+constexpr int32_t kInterfaceVersion = 10;
+
+struct Tables {
+    const TrainingTable* training;
+    const InferenceTable* inference;
+};
+
+extern "C" {
+[[gnu::visibility("default")]] int32_t autosparse_interface_version();
+// The kernels for "avx512", "avx2" or "portable"; null if this processor or this build has none.
+[[gnu::visibility("default")]] const Tables* autosparse_tables(const char* name);
+}
