@@ -261,7 +261,7 @@ def test_facts_are_read_from_a_runs_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         read_facts(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
         read_facts(tmp_path)
 
 

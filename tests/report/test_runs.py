@@ -89,7 +89,7 @@ def test_a_missing_folder_a_file_and_a_foreign_folder(tmp_path: Path) -> None:
         ("run.json", json.dumps({"format": "autosparse run", "version": 9}), "a run of version 9"),
         ("run.json", json.dumps({"format": "autosparse run", "version": 1, "status": "odd"}), "status 'odd'; allowed: running"),
         ("recipe.yaml", "a: [", r"recipe\.yaml is damaged"),
-        ("recipe.yaml", "just text", "holds a text, not a recipe"),
+        ("recipe.yaml", "just text", "a recipe is a block of"),
         ("metrics.jsonl", '{"epoch": 1}\nrubbish\n{"epoch": 2}\n', "line 2 is damaged"),
         ("metrics.jsonl", '{"loss": 1}\n', "no whole number `epoch`"),
         ("metrics.jsonl", '{"epoch": 1, "loss": "low"}\n', "loss is a text, not a number"),

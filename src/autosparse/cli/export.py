@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from autosparse.recipes.recipe import Recipe
-    from autosparse.training.folder import Folder
+    from autosparse.training.finished import Finished
 
 NAMES = {"safetensors": "model.sparse.safetensors", "torch": "model.pt", "onnx": "model.onnx", "hub": "hub"}
-TOKENIZER = "tokenizer.json"
 SAMPLES = 8  # real inputs that ONNX is compared on
 HELP = """Export a finished run for others to load: safetensors (sparse and small), torch, onnx, or hub (Hugging Face).
 
@@ -31,16 +28,6 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A finished run: its folder, its recipe, and its model with everything that builds it again."""
-
-    folder: Folder
-    recipe: Recipe
-    arguments: dict[str, Any]
-    model: nn.Module
-
-
 def run(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run, such as runs/digits."),
     kind: str = typer.Option("safetensors", "--format", help="safetensors, torch, onnx or hub."),
@@ -54,6 +41,7 @@ def run(
         raise ValueError(f"--dtype {dtype} does not go with --format onnx, which computes in fp32")
 
     from autosparse.export.states import precision
+    from autosparse.training.finished import open_finished
 
     precision(dtype)
     target = out or folder / "export" / NAMES[kind]
@@ -70,64 +58,6 @@ def run(
 
 
 run.__doc__ = HELP
-
-
-def open_finished(path: Path) -> Finished:
-    """The run in a folder, its model in evaluation mode; the error for any but a finished one says what to do."""
-    from autosparse.recipes.loading import load_recipe
-    from autosparse.training.folder import Folder
-
-    folder = Folder(path)
-    check_finished(folder)
-    recipe = load_recipe(folder.recipe)
-    arguments = model_arguments(folder, recipe)
-    return Finished(folder, recipe, arguments, load_model(folder, recipe, arguments))
-
-
-def check_finished(folder: Folder) -> None:
-    from autosparse.training.folder import read_json
-
-    path = folder.path
-    if not path.is_dir():
-        raise ValueError(f"there is no run in {path}; give the folder of one, such as runs/digits")
-    if not any(path.iterdir()):
-        raise ValueError(f"{path} is empty: train a model first with `autosparse train --out {path}`")
-    if not folder.recipe.is_file() or not folder.info.is_file():
-        raise ValueError(f"{path} is not the folder of a run: it has no {folder.recipe.name} and {folder.info.name}")
-    status = read_json(folder.info).get("status")
-    if status != "done" or not folder.model.is_file():
-        what = {"running": "is still being trained, or was killed", "stopped": "was stopped", "failed": "failed"}
-        raise ValueError(
-            f"the run in {path} {what.get(str(status), 'is not complete')}: let it finish, or go on with "
-            f"`autosparse train --resume --out {path}`, then export it"
-        )
-
-
-def model_arguments(folder: Folder, recipe: Recipe) -> dict[str, Any]:
-    """All arguments of the run's model; a translation model's vocabulary comes from the run's own tokenizer."""
-    from autosparse.data import TranslationData
-    from autosparse.training import build
-
-    if not isinstance(recipe.data, TranslationData):
-        return build.model_arguments(recipe.model, None, None)
-    from autosparse.data.tokenizer import PADDING_ID, read_tokenizer
-
-    vocabulary = read_tokenizer(folder.path / TOKENIZER).get_vocab_size()
-    return build.model_arguments(recipe.model, vocabulary, PADDING_ID)
-
-
-def load_model(folder: Folder, recipe: Recipe, arguments: dict[str, Any]) -> nn.Module:
-    import safetensors.torch
-
-    from autosparse.training import build
-
-    model = build.build_named(recipe.model.name, arguments)
-    try:
-        safetensors.torch.load_model(model, str(folder.model))
-    except (RuntimeError, safetensors.SafetensorError) as error:
-        message = str(error).splitlines()[0]
-        raise ValueError(f"{folder.model} does not hold the weights of this recipe's model: {message}") from error
-    return model.eval()
 
 
 def write_sparse(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:
@@ -151,7 +81,7 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     name = finished.recipe.model.name
     hub = SparseModel.of(finished.model, name, finished.arguments)
     hub.file_dtype, hub.facts = dtype, read_facts(finished.folder.path)
-    tokenizer = finished.folder.path / TOKENIZER
+    tokenizer = finished.folder.tokenizer
     hub.extra_files = [tokenizer] if tokenizer.is_file() else []
     hub.save_pretrained(target, force=force)
     own = ", model=your_model" if ":" in name else ""
@@ -178,7 +108,7 @@ def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:
 
 def real_inputs(finished: Finished) -> tuple[Tensor, ...]:
     """The first test samples of the run's data."""
-    from autosparse.training.evaluate import held_out_data
+    from autosparse.training.finished import held_out_data
 
     inputs, _ = next(iter(held_out_data(finished.folder, finished.recipe).test.epoch(0)))
-    return tuple(each[:SAMPLES] for each in inputs)
+    return tuple(tensor[:SAMPLES] for tensor in inputs)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, synced to the disk, and never over another one unasked."""
+"""Files that appear whole or not at all, synced to the disk, and never over another one unasked; and JSON read back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,42 @@ def write_text(path: Path, text: str) -> Path:
     return write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: Path, content: Any, default: Callable[[Any], Any] | None = None) -> Path:
+def write_json(path: Path, content: Any) -> Path:
     """Replace a JSON file at once; NaN and infinity are refused."""
-    return write_text(path, json.dumps(content, indent=1, allow_nan=False, default=default) + "\n")
+    return write_text(path, json.dumps(content, indent=1, allow_nan=False, default=plain_value) + "\n")
+
+
+def plain_value(value: Any) -> Any:
+    """Paths, arrays and tensors as JSON holds them."""
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} does not go into JSON")
+
+
+def read_text(path: Path) -> str:
+    """A text file; one that holds something else is named as damaged."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not text ({error.reason} at byte {error.start})") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds one object; anything else is named as damaged."""
+    try:
+        content = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it holds {kind_of(content)}, not an object")
+    return content
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON or YAML is, for an error message."""
+    return {dict: "an object", list: "a list", str: "a text", type(None): "nothing"}.get(type(value), repr(value))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -12,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from autosparse.common.files import kind_of, read_json, read_text
 from autosparse.common.tables import Table
 
 BENCH = "bench.json"  # {"rows": [{column: value}], "machine": {...}}: what `autosparse bench infer` measured on this run
@@ -42,13 +42,14 @@ def read_facts(folder: str | Path) -> Facts:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return read_json(path)
     try:
-        content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it does not hold names and values")
+        raise ValueError(f"{path} is damaged: it holds {kind_of(content)}, not names and values")
     return content
 
 

@@ -53,23 +53,31 @@ def build_named(name: str, arguments: dict[str, Any]) -> nn.Module:
     return _from_callable(name, arguments) if ":" in name else models.build(name, **arguments)
 
 
-def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:
+def load_callable(name: str) -> Callable[..., Any]:
+    """The function at package.module:function; the current folder counts as a place of modules."""
     module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:  # the user's own file beside the recipe
+    if os.getcwd() not in sys.path:  # an installed command does not look there, and the user's model stands there
         sys.path.insert(0, os.getcwd())
     try:
-        found: Callable[..., Any] = importlib.import_module(module)  # type: ignore[assignment]
+        target: Any = importlib.import_module(module)
         for part in function.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"model.name = {name!r}: {error}; give package.module:function that returns an nn.Module") from error
+        raise ValueError(f"model {name!r}: {error}; give package.module:function that returns an nn.Module") from error
+    if not callable(target):
+        raise ValueError(f"model {name!r} is not a function; give package.module:function that returns an nn.Module")
+    return target  # type: ignore[no-any-return]
+
+
+def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:
+    function = load_callable(name)
     try:
-        built = found(**arguments)
+        model = function(**arguments)
     except TypeError as error:
-        raise ValueError(f"model.name = {name!r} does not take these arguments: {error}") from error
-    if not isinstance(built, nn.Module):
-        raise ValueError(f"model.name = {name!r} returned {type(built).__name__}; it must return an nn.Module")
-    return built
+        raise ValueError(f"model {name!r} does not take these arguments: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return an nn.Module")
+    return model
 
 
 def stages_of(method: Method | None) -> int:

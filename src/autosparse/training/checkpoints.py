@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from autosparse.common.files import whole_file
 from autosparse.common.warnings import warn
 
 FORMAT, VERSION = "autosparse checkpoint", 1
@@ -18,28 +22,20 @@ LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 def save(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
     """Write the last checkpoint; the one before stays as `previous`, and a full disk leaves both as they were."""
     last = folder / LAST
-    write(last.with_name(f".{LAST}.tmp"), state)
-    if last.exists():
-        _link(last, folder / PREVIOUS)
-    os.replace(last.with_name(f".{LAST}.tmp"), last)
+    for stale in folder.glob(f".{LAST}.*.tmp"):  # of a process that was killed while it wrote
+        stale.unlink()
+    with _explained(folder), whole_file(last) as unfinished:
+        _dump(state, unfinished)
+        if last.exists():
+            _link(last, folder / PREVIOUS)
     if best:
         _link(last, folder / BEST)
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """A file that is complete on the disk, or an error and no file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        path.unlink(missing_ok=True)
-        raise OSError(
-            f"the checkpoint could not be written to {path.parent} ({error}); the one before is untouched: "
-            "free some space, then go on with --resume"
-        ) from error
+    with _explained(path.parent), whole_file(path) as unfinished:
+        _dump(state, unfinished)
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -74,12 +70,27 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
+def _dump(state: dict[str, Any], path: Path) -> None:
+    torch.save({"format": FORMAT, "version": VERSION, **state}, path)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """An error while writing says what was lost, which is nothing, and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise OSError(
+            f"the checkpoint could not be written to {folder} ({error}); the one before is untouched: "
+            "free some space, then go on with --resume"
+        ) from error
+
+
 def _link(source: Path, target: Path) -> None:
     """A second name for a file that is never written again; a copy where the file system has no links."""
-    unfinished = target.with_name(f".{target.name}.tmp")
-    unfinished.unlink(missing_ok=True)
-    try:
-        os.link(source, unfinished)
-    except OSError:
-        unfinished.write_bytes(source.read_bytes())
-    os.replace(unfinished, target)
+    with whole_file(target) as unfinished:
+        unfinished.unlink()
+        try:
+            os.link(source, unfinished)
+        except OSError:
+            shutil.copyfile(source, unfinished)

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import nn
 
+from autosparse.common.files import read_json, write_json
 from autosparse.common.packages import need
-from autosparse.data import Data, ImageData, TranslationData, open_data
+from autosparse.data import Data, open_data
 from autosparse.models.beam import beam_search
-from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, checkpoints
-from autosparse.training.folder import Folder, read_json, write_json
+from autosparse.training.finished import held_out_data, load_model
+from autosparse.training.folder import RunFolder
 from autosparse.training.validate import autocast, validate
 
 LENGTH_PENALTY = 0.6
@@ -83,7 +83,7 @@ def translate(
         rows = [sources[place] + [padding_id] * (longest - len(sources[place])) for place in places]
         with autocast(device, precision):
             # twice the source and a little is more than any good translation needs, and bounds a model that never ends
-            found = beam_search(
+            translated = beam_search(
                 model,
                 torch.tensor(rows, device=device),
                 start_id=text.start_id,
@@ -93,7 +93,7 @@ def translate(
                 max_length=2 * longest + 10,
                 length_penalty=length_penalty,
             )
-        for place, ids in zip(places, found.tolist(), strict=True):
+        for place, ids in zip(places, translated.tolist(), strict=True):
             translations[place] = text.decode([token for token in ids if token != padding_id])
         begin = end
     return translations
@@ -108,29 +108,20 @@ def evaluate(
     checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Score a run's model; the figure of the finished model on its own test split also goes into result.json."""
-    run = Folder(Path(folder))
-    recipe = _recipe(run)
-    changed = _changed(recipe, split, data_path)
-    part = split if split == "validation" else "test"
+    run = RunFolder(Path(folder))
+    recipe = run.load_recipe()
+    changed = _with_data(recipe, split, data_path)
     if checkpoint is None:
-        model, data = _finished(run, changed)
+        _check_has_model(run)
+        model = load_model(run, recipe)
     else:
-        model, data = _from_checkpoint(run, changed, checkpoint)
-    device = build.choose_device(recipe.train.device)
-    model = model.to(device)
-    precision = recipe.train.precision
-    batches = data.validation if part == "validation" else data.test
-    score = validate(model, batches, device, padding_id=data.padding_id, precision=precision)
-    figures: dict[str, Any] = {"loss": score.loss}
-    if data.text is None:
-        figures["accuracy"] = score.accuracy
-    else:
-        scored = bleu(model, data, split=part, beam=beam, precision=precision)
-        figures |= {"token_accuracy": score.accuracy, "bleu": scored.score, "bleu_signature": scored.signature}
-    recorded = checkpoint is None and data_path is None and split == "test" and run.result.exists()
+        model = _from_checkpoint(run, recipe, checkpoint)
+    data = held_out_data(run, changed)
+    figures, samples = _score(model, data, split if split == "validation" else "test", beam, recipe)
+    recorded = checkpoint is None and data_path is None and split == "test" and run.done
     if recorded:
-        kept = ("accuracy", "bleu", "bleu_signature")
-        write_json(run.result, read_json(run.result) | {name: figures[name] for name in kept if name in figures})
+        names = [name for name in ("accuracy", "bleu", "bleu_signature") if name in figures]
+        write_json(run.result, read_json(run.result) | {name: figures[name] for name in names})
     about = {
         "run": str(run.path),
         "name": recipe.name,
@@ -138,16 +129,23 @@ def evaluate(
         "checkpoint": checkpoint,
         "split": split,
     }
-    return about | {"samples": batches.samples} | figures | {"recorded": recorded}
+    return about | {"samples": samples} | figures | {"recorded": recorded}
 
 
-def _recipe(run: Folder) -> Recipe:
-    if not run.recipe.is_file():
-        raise ValueError(f"{run.path} is not the folder of a run: it has no recipe.yaml")
-    return load_recipe(run.recipe)
+def _score(model: nn.Module, data: Data, split: str, beam: int, recipe: Recipe) -> tuple[dict[str, Any], int]:
+    """The figures of a model on a split, and the number of its samples."""
+    device, precision = build.choose_device(recipe.train.device), recipe.train.precision
+    model = model.to(device)
+    batches = data.validation if split == "validation" else data.test
+    score = validate(model, batches, device, padding_id=data.padding_id, precision=precision)
+    if data.text is None:
+        return {"loss": score.loss, "accuracy": score.accuracy}, batches.samples
+    scored = bleu(model, data, split=split, beam=beam, precision=precision)
+    figures = {"token_accuracy": score.accuracy, "bleu": scored.score, "bleu_signature": scored.signature}
+    return {"loss": score.loss, **figures}, batches.samples
 
 
-def _changed(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
+def _with_data(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
     """The recipe with the data that is asked for; names other than validation and test are splits of the data itself."""
     change: dict[str, Any] = {}
     if data_path is not None:
@@ -159,57 +157,35 @@ def _changed(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=change)}) if change else recipe
 
 
-def _finished(run: Folder, recipe: Recipe) -> tuple[nn.Module, Data]:
-    """The plain model with its final weights."""
+def _check_has_model(run: RunFolder) -> None:
     if not run.model.is_file():
-        kept = [name for name in ("last", "best") if (run.checkpoints / f"{name}.pt").is_file()]
-        also = f", or score what it has with --checkpoint {' or --checkpoint '.join(kept)}" if kept else ""
+        names = [name for name in ("last", "best") if (run.checkpoints / f"{name}.pt").is_file()]
+        hint = f", or score what it has with --checkpoint {' or --checkpoint '.join(names)}" if names else ""
         raise ValueError(
             f"the run in {run.path} is not finished, so it has no {run.model.name}: go on with "
-            f"`autosparse train --resume --out {run.path}`{also}"
+            f"`autosparse train --resume --out {run.path}`{hint}"
         )
-    data = held_out_data(run, recipe)
-    model = build.build_model(recipe.model, data)
-    try:
-        safetensors.torch.load_model(model, str(run.model))
-    except (RuntimeError, safetensors.SafetensorError) as error:
-        raise ValueError(
-            f"{run.model} does not hold the weights of this recipe's model: {str(error).splitlines()[0]}"
-        ) from error
-    return model, data
 
 
-def _from_checkpoint(run: Folder, recipe: Recipe, name: str) -> tuple[nn.Module, Data]:
+def _from_checkpoint(run: RunFolder, recipe: Recipe, name: str) -> nn.Module:
     """The plain model of a checkpoint: `best` or `last`."""
     if name not in ("best", "last"):
         raise ValueError(f"--checkpoint {name}: the checkpoints of a run are best and last")
     path = run.checkpoints / f"{name}.pt"
     if not path.is_file():
-        other = (
-            "its checkpoints are sharded" if run.checkpoints.is_dir() and any(run.checkpoints.iterdir()) else "there are none"
-        )
-        raise ValueError(f"there is no checkpoint {path} ({other}); finish the run and score its model without --checkpoint")
+        sharded = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
+        reason = "its checkpoints are sharded" if sharded else "there are none"
+        raise ValueError(f"there is no checkpoint {path} ({reason}); finish the run and score its model without --checkpoint")
     state = checkpoints.read(path)
     # a sparsifier counts the steps of an epoch, so the training data is needed too
-    trained = open_data(load_recipe(run.recipe).data, seed=recipe.seed)
-    model = build.build_model(recipe.model, trained)
+    data = open_data(recipe.data, seed=recipe.seed)
+    model = build.build_model(recipe.model, data)
     method = build.make_method(recipe, run.reference if run.reference.exists() else None)
     if method is None:
         model.load_state_dict(state["model"])
-    else:
-        inputs, _ = next(iter(trained.train.epoch(0)))
-        sparsifier = build.attach(recipe, method, model, trained.train.steps, tuple(each[:1] for each in inputs))
-        model.load_state_dict(state["model"])
-        sparsifier.load_state_dict(state["sparsifier"])
-        model = sparsifier.finalize()
-    return model, held_out_data(run, recipe)
-
-
-def held_out_data(run: Folder, recipe: Recipe) -> Data:
-    """The data to score on; translations are cut into pieces as in training, whatever text lies there now."""
-    config: ImageData | TranslationData = recipe.data
-    if isinstance(config, TranslationData):
-        from autosparse.data.translation import open_held_out
-
-        return open_held_out(config, run.path / "tokenizer.json")
-    return open_data(config, seed=recipe.seed)
+        return model
+    inputs, _ = next(iter(data.train.epoch(0)))
+    sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1] for tensor in inputs))
+    model.load_state_dict(state["model"])
+    sp.load_state_dict(state["sparsifier"])
+    return sp.finalize()

@@ -1,48 +1,31 @@
-"""A run's folder: what is in it and how it is written, whole or not at all."""
+"""A run's folder: what it holds, how a run writes it, and how everybody else reads it."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autosparse.common.files import kind_of, plain_value, read_json, read_text, write_json, write_text
+from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.method_block import DENSE
+from autosparse.recipes.recipe import Recipe
+from autosparse.recipes.yaml_text import read_block
+
 FORMAT, VERSION = "autosparse run", 1
+STATUSES = {
+    "running": "is still being trained, or was killed",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "done": "is not complete",
+}
+LISTS = ("densities", "thresholds")  # of the lines in metrics.jsonl
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, or a full disk, never leaves half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1, allow_nan=False, default=_plain) + "\n")
-
-
-def as_read(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content as `read_json` would give it back."""
-    same: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False, default=_plain))
-    return same
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return content
-
-
-class Folder:
+class RunFolder:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
@@ -55,6 +38,7 @@ class Folder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.reference = path / "reference.json"
+        self.tokenizer = path / "tokenizer.json"
 
     @property
     def exists(self) -> bool:
@@ -70,36 +54,213 @@ class Folder:
     def done(self) -> bool:
         return self.result.exists()
 
+    def check_finished(self) -> None:
+        """Refuse anything but the folder of a finished run; the error says what to do."""
+        path = self.path
+        if not path.is_dir():
+            raise ValueError(f"there is no run in {path}; give the folder of one, such as runs/digits")
+        if not self.exists:
+            raise ValueError(f"{path} is empty: train a model first with `autosparse train --out {path}`")
+        if not self.recipe.is_file() or not self.info.is_file():
+            raise ValueError(f"{path} is not the folder of a run: it has no {self.recipe.name} and {self.info.name}")
+        status = read_json(self.info).get("status")
+        if status != "done" or not self.model.is_file():
+            raise ValueError(
+                f"the run in {path} {STATUSES.get(str(status), 'is not complete')}: let it finish, or go on with "
+                f"`autosparse train --resume --out {path}`"
+            )
+
+    def load_recipe(self) -> Recipe:
+        """The recipe that the run began with."""
+        if not self.recipe.is_file():
+            raise ValueError(f"{self.path} is not the folder of a run: it has no {self.recipe.name}")
+        return load_recipe(self.recipe)
+
+    def read_result(self) -> dict[str, Any]:
+        """The figures of a finished run."""
+        if not self.done:
+            raise ValueError(f"{self.path} holds no finished run (there is no {self.result.name}); let it finish first")
+        return read_json(self.result)
+
     def update_info(self, **changes: Any) -> None:
-        known = read_json(self.info) if self.info.exists() else {"format": FORMAT, "version": VERSION}
-        write_json(self.info, {**known, **changes})
+        before = read_json(self.info) if self.info.exists() else {"format": FORMAT, "version": VERSION}
+        write_json(self.info, {**before, **changes})
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append the line of an epoch."""
         with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False, default=_plain) + "\n")
+            file.write(json.dumps(line, allow_nan=False, default=plain_value) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        if not self.metrics.exists():
-            return []
-        lines = []
-        for text in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                break  # the line that was being written when the run was killed
-        return lines
+        """One dictionary per epoch."""
+        return _read_metrics(self.metrics)[0]
 
     def forget_after(self, epoch: int) -> None:
-        """Drop the lines of epochs that a resumed run does again."""
-        kept = [line for line in self.read_metrics() if line["epoch"] <= epoch]
+        """Drop the lines of epochs that a resumed run trains again."""
         if self.metrics.exists():
-            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            lines = [json.dumps(line) + "\n" for line in self.read_metrics() if line["epoch"] <= epoch]
+            write_text(self.metrics, "".join(lines))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return str(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} does not go into JSON")
+@dataclass(frozen=True)
+class Run:
+    """A run as plain values: its recipe, run.json, one dictionary per epoch, and the result once it is done."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    info: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    dense: Run | None = None
+    reference: Run | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def read(cls, path: Path | str) -> Run:
+        """Read a run and the dense and reference runs inside it; a damaged or foreign folder is an error."""
+        folder = RunFolder(Path(path))
+        info = _read_info(folder)
+        result = _read_result(folder.result) if folder.done else None
+        if info["status"] == "done" and result is None:
+            raise ValueError(
+                f"{path} says that it is done but has no {folder.result.name}; train it again, or restore the file"
+            )
+        parts = [name for name in ("dense", "reference") if RunFolder(folder.path / name).info.is_file()]
+        inner = {name: cls.read(folder.path / name) for name in parts}
+        metrics, is_cut = _read_metrics(folder.metrics)
+        notes = (f"the last line of {folder.metrics.name} is incomplete and was left out",) if is_cut else ()
+        return cls(folder.path, _read_recipe(folder.recipe), info, metrics, result, **inner, notes=notes)
+
+    @property
+    def name(self) -> str:
+        return str(self.info.get("name") or self.recipe.get("name") or self.folder.name)
+
+    @property
+    def method(self) -> str:
+        return str(self.info.get("method") or block(self.recipe, "method").get("name", "?"))
+
+    @property
+    def status(self) -> str:
+        return str(self.info["status"])
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def is_dense(self) -> bool:
+        return self.method == DENSE
+
+    @property
+    def translates(self) -> bool:
+        return block(self.recipe, "data").get("kind") == "translation"
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs that the recipe asks for."""
+        epochs = block(self.recipe, "train").get("epochs")
+        return epochs if isinstance(epochs, int) else None
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """The sparsified layers as the result describes them; empty before that."""
+        return list((self.result or {}).get("layers") or [])
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Names in the order of `densities`; numbers where a run has not written them yet."""
+        names = [str(layer["name"]) for layer in self.layers] or [str(name) for name in self.info.get("layers") or []]
+        count = max((len(entry[key]) for entry in self.metrics for key in LISTS if entry.get(key)), default=len(names))
+        return names if len(names) == count else [f"layer {place + 1}" for place in range(count)]
+
+    def last(self, key: str) -> float | None:
+        """The result's value, or that of the last epoch which has one."""
+        entries = [self.result] if self.result is not None and key in self.result else []
+        return next((value for entry in entries + self.metrics[::-1] if (value := number(entry.get(key))) is not None), None)
+
+    def curve(self, key: str) -> tuple[list[int], list[float | None]]:
+        """Epochs, and the value of every epoch; None where there is none."""
+        return [entry["epoch"] for entry in self.metrics], [number(entry.get(key)) for entry in self.metrics]
+
+
+def block(recipe: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A block of a recipe; empty when it is absent or of another kind."""
+    value = recipe.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: diverged runs hold nan."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _read_info(folder: RunFolder) -> dict[str, Any]:
+    path, file = folder.path, folder.info
+    if not path.exists():
+        raise FileNotFoundError(f"there is no run at {path}; give the folder that `autosparse train` wrote")
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file; give the folder of a run, which holds {file.name}")
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is not a run: it has no {file.name}; give a folder that `autosparse train` wrote")
+    info = read_json(file)
+    if info.get("format") != FORMAT:
+        raise ValueError(f"{file} has format {info.get('format')!r}, not {FORMAT!r}: it is not a run of autosparse")
+    if info.get("version") != VERSION:
+        raise ValueError(f"{path} is a run of version {info.get('version')!r}; this autosparse reads version {VERSION}")
+    if info.get("status") not in STATUSES:
+        raise ValueError(f"{file}: status {info.get('status')!r}; allowed: {', '.join(STATUSES)}")
+    return info
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} is a damaged run: {path.name} is missing")
+    return read_block(read_text(path), f"{path} is damaged")
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    result = read_json(path)
+    for place, layer in enumerate(result.get("layers") or []):
+        fields = layer if isinstance(layer, dict) else {}
+        missing = [key for key in ("weights", "zeros", "sparsity") if number(fields.get(key)) is None]
+        missing += [] if "name" in fields else ["name"]
+        if missing:
+            raise ValueError(f"{path} is damaged: layers[{place}] lacks {', '.join(missing)}")
+    macs = result.get("macs") or {}
+    if not isinstance(macs, dict) or any(number(value) is None for value in macs.values()):
+        raise ValueError(f"{path} is damaged: macs must be an object with a number for every layer")
+    for place, entry in enumerate(result.get("controller") or []):
+        if not isinstance(entry, list) or len(entry) != 4 or any(number(value) is None for value in entry):
+            raise ValueError(f"{path} is damaged: controller[{place}] must be [step, wanted, reached, factor]")
+    return result
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines by epoch, and whether the last was cut; a resumed run writes an epoch again, and the later line counts."""
+    entries: dict[int, dict[str, Any]] = {}
+    is_cut = False
+    lines = read_text(path).splitlines(keepends=True) if path.exists() else []
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            is_cut = place == len(lines) and not line.endswith("\n")  # it was being written when the run was killed
+            if is_cut:
+                break
+            raise ValueError(f"{path}, line {place} is damaged: {error.msg} at column {error.colno}") from error
+        _check_metrics(entry, f"{path}, line {place} is damaged")
+        entries[entry["epoch"]] = entry
+    return [entries[epoch] for epoch in sorted(entries)], is_cut
+
+
+def _check_metrics(entry: Any, where: str) -> None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("epoch"), int):
+        raise ValueError(f"{where}: it has no whole number `epoch`")
+    for key, value in entry.items():
+        if key in LISTS and value is not None:
+            if not isinstance(value, list) or any(not isinstance(item, int | float | None) for item in value):
+                raise ValueError(f"{where}: {key} must be a list of numbers")
+        elif key in ("loss", "accuracy", "sparsity", "alpha") and isinstance(value, str | list | dict):
+            raise ValueError(f"{where}: {key} is {kind_of(value)}, not a number")

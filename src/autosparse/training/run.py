@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +12,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from autosparse.common.files import plain_value, read_json, whole_file, write_json, write_text
+from autosparse.common.tensors import whole
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
 from autosparse.methods.autotune import ReferenceRecorder
-from autosparse.recipes.loading import differences, dump_recipe, load_recipe
+from autosparse.recipes.loading import differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, machine, randomness
-from autosparse.training.folder import Folder, as_read, read_json, write_json, write_text
+from autosparse.training.folder import RunFolder
 from autosparse.training.loop import fit
 from autosparse.training.processes import Processes, joined, spread
 from autosparse.training.progress import Progress, choose_progress
@@ -27,6 +30,11 @@ from autosparse.training.validate import summed_loss, validate
 
 # Changes that a resumed run may make: they do not touch what is computed.
 FREE = ("data.path", "data.workers", "train.save_minutes")
+# What result.json takes over from the Sparsifier's report.
+REPORTED = (
+    "sparsity", "train_fraction", "test_fraction", "layers", "weights", "zeros",
+    "notes", "events", "controller", "history", "compute",
+)  # fmt: skip
 
 
 def train(
@@ -37,27 +45,30 @@ def train(
         torch.set_num_threads(recipe.train.threads)
     with joined(build.choose_device(recipe.train.device).type) as processes, StopRequest() as stop:
         progress = choose_progress(quiet) if processes.leads else Progress()
-        return _Run(processes, stop, progress, command).whole(recipe, Path(folder), resume)
+        return _Runner(processes, stop, progress, command).train_recipe(recipe, Path(folder), resume)
 
 
-class _Run:
-    """What a run and the dense runs beside it have in common."""
+class _Runner:
+    """Trains a recipe, and the dense models that it is compared with, in one group of processes."""
 
     def __init__(self, processes: Processes, stop: StopRequest, progress: Progress, command: Sequence[str]) -> None:
         self.processes, self.stop, self.progress, self.command = processes, stop, progress, list(command)
 
-    def whole(self, recipe: Recipe, path: Path, resume: bool) -> dict[str, Any]:
-        """The run with the dense one beside it, if the recipe asks for that."""
-        folder = Folder(path)
+    def train_recipe(self, recipe: Recipe, path: Path, resume: bool) -> dict[str, Any]:
+        """Train the recipe, after a dense model of the same length if it asks for one."""
+        folder = RunFolder(path)
         self.processes.once(lambda: claim(folder, recipe, resume))
         if folder.done:
             return read_json(folder.result)
         data = open_data(recipe.data, seed=recipe.seed, rank=self.processes.rank, world=self.processes.world)
         try:
             self._describe(folder, recipe, data)
-            base = self.beside(recipe, folder, data) if recipe.train.dense_beside else None
+            base = None
+            if recipe.train.dense_beside:
+                dense = self.train_dense_baseline(recipe, RunFolder(path / "dense"), data)
+                base = float(read_json(dense.result)["accuracy"])
             reference = self.reference(recipe, folder, data)
-            return self.single(recipe, folder, data, build.make_method(recipe, reference), base=base)
+            return self.train_one(recipe, folder, data, build.make_method(recipe, reference), base=base)
         except Stopped as stopped:
             self._close(folder, "stopped", str(stopped))
             raise Stopped(f"{stopped}; go on with: autosparse train --resume --out {path}", stopped.code) from None
@@ -65,16 +76,15 @@ class _Run:
             self._close(folder, "failed", str(error))
             raise
 
-    def beside(self, recipe: Recipe, folder: Folder, data: Data) -> float:
-        """The final accuracy of a dense run of the same length."""
-        inner = Folder(folder.path / "dense")
-        if not self.processes.once(lambda: inner.done):
-            self._describe(inner, dense_of(recipe), data)
-            self.single(dense_of(recipe), inner, data, None)
-        return float(read_json(inner.result)["accuracy"])
+    def train_dense_baseline(self, recipe: Recipe, dense: RunFolder, data: Data, epochs: int | None = None) -> RunFolder:
+        """The folder of a dense run of the recipe, which is trained unless it is there already."""
+        if not self.processes.once(lambda: dense.done):
+            self._describe(dense, dense_of(recipe), data)
+            self.train_one(dense_of(recipe), dense, data, None, epochs=epochs)
+        return dense
 
-    def reference(self, recipe: Recipe, folder: Folder, data: Data) -> Path | None:
-        """The file with the losses of the first dense epochs, which auto-tuning compares with."""
+    def reference(self, recipe: Recipe, folder: RunFolder, data: Data) -> Path | None:
+        """The file with the losses of the first dense epochs, which auto-tuning compares with; None where it needs none."""
         tune = recipe.method.get("autotune")
         if not tune or (isinstance(tune, dict) and tune.get("reference")):
             return None
@@ -82,18 +92,16 @@ class _Run:
         if not self.processes.once(folder.reference.exists):
             method = build.make_method(recipe)
             epochs = method.autotune.epochs  # type: ignore[union-attr]
-            inner = Folder(folder.path / ("dense" if recipe.train.dense_beside else "reference"))
-            if not self.processes.once(lambda: inner.done):
-                self._describe(inner, dense_of(recipe), data)
-                self.single(dense_of(recipe), inner, data, None, epochs=epochs)
-            losses = [line["loss"] for line in inner.read_metrics()[:epochs]]
+            inner = RunFolder(folder.path / ("dense" if recipe.train.dense_beside else "reference"))
+            dense = self.train_dense_baseline(recipe, inner, data, epochs)
+            losses = [line["loss"] for line in dense.read_metrics()[:epochs]]
             self.processes.once(lambda: write_reference(folder.reference, losses))
         return folder.reference
 
-    def single(
+    def train_one(
         self,
         recipe: Recipe,
-        folder: Folder,
+        folder: RunFolder,
         data: Data,
         method: Method | None,
         *,
@@ -101,17 +109,17 @@ class _Run:
         base: float | None = None,
     ) -> dict[str, Any]:
         """Train one model and leave its plain weights and its figures in the folder."""
-        run = self._session(recipe, folder, data, method)
-        if run.sp is not None and self.processes.leads:
-            folder.update_info(layers=[layer.name for layer in run.sp.layers])
-        if not run.resume():
-            self._score(run)
-        self.processes.once(lambda: folder.forget_after(run.position.epoch))
-        fit(run, epochs or recipe.train.epochs)
-        plain = finished_model(run)
+        session = self._session(recipe, folder, data, method)
+        if session.sp is not None and self.processes.leads:
+            folder.update_info(layers=[layer.name for layer in session.sp.layers])
+        if not session.resume():
+            show_data(session)
+        self.processes.once(lambda: folder.forget_after(session.position.epoch))
+        fit(session, epochs or recipe.train.epochs)
+        plain = finished_model(session)
         settings = {"padding_id": data.padding_id, "precision": recipe.train.precision, "processes": self.processes}
-        score = validate(plain, data.validation, run.device, **settings)  # type: ignore[arg-type]
-        content = as_read(result(run, base) | {"accuracy": score.accuracy, "validation_loss": score.loss})
+        score = validate(plain, data.validation, session.device, **settings)  # type: ignore[arg-type]
+        content = as_read(result(session, base) | {"accuracy": score.accuracy, "validation_loss": score.loss})
         if self.processes.leads:
             save_model(plain, folder.model)
             write_json(folder.result, content)
@@ -119,7 +127,7 @@ class _Run:
         self.processes.wait()
         return content
 
-    def _session(self, recipe: Recipe, folder: Folder, data: Data, method: Method | None) -> Session:
+    def _session(self, recipe: Recipe, folder: RunFolder, data: Data, method: Method | None) -> Session:
         settings, processes = recipe.train, self.processes
         device = build.choose_device(settings.device, processes.local_rank)
         randomness.seed_everything(recipe.seed, 0)
@@ -129,7 +137,7 @@ class _Run:
         sp = None
         if method is not None:
             inputs, _ = next(iter(data.train.epoch(0)))
-            sp = build.attach(recipe, method, model, data.train.steps, tuple(each[:1].to(device) for each in inputs))
+            sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1].to(device) for tensor in inputs))
             sp.compute(settings.compute)
         runner = spread(model, settings.strategy, processes, device)
         if settings.compile:
@@ -140,27 +148,13 @@ class _Run:
         randomness.seed_everything(recipe.seed, 1 + processes.rank)
         return Session(recipe, folder, processes, device, data, method, model, runner, sp, optimizer, self.progress, self.stop)
 
-    def _score(self, run: Session) -> None:
-        """Show data to the methods that choose their mask before training."""
-        if run.sp is None or run.method is None or type(run.method).score is Method.score:
-            return
-        count = min(run.recipe.train.score_batches, run.steps)
-        batches = [batch for _, batch in zip(range(count), run.data.train.epoch(0), strict=False)]
-
-        def loss_of(model: nn.Module, batch: tuple[tuple[Tensor, ...], Tensor]) -> Tensor:
-            inputs, target = batch
-            output = model(*(each.to(run.device) for each in inputs))
-            return summed_loss(output, target.to(run.device), run.data.padding_id) / target.shape[0]
-
-        run.sp.score(batches, loss_of)
-
-    def _describe(self, folder: Folder, recipe: Recipe, data: Data) -> None:
+    def _describe(self, folder: RunFolder, recipe: Recipe, data: Data) -> None:
         if not self.processes.leads:
             return
-        known = read_json(folder.info) if folder.info.exists() else {}
+        before = read_json(folder.info) if folder.info.exists() else {}
         write_text(folder.recipe, dump_recipe(recipe))
         if data.text is not None:
-            data.text.save(folder.path / "tokenizer.json")
+            data.text.save(folder.tokenizer)
         folder.update_info(
             status="running",
             message="",
@@ -171,16 +165,16 @@ class _Run:
             machine=machine.machine(str(build.choose_device(recipe.train.device))),
             world=self.processes.world,
             command=self.command,
-            started=known.get("started", datetime.now(UTC).isoformat(timespec="seconds")),
+            started=before.get("started", datetime.now(UTC).isoformat(timespec="seconds")),
             data=data.facts,
         )
 
-    def _close(self, folder: Folder, status: str, message: str) -> None:
+    def _close(self, folder: RunFolder, status: str, message: str) -> None:
         if self.processes.leads:
             folder.update_info(status=status, message=message)
 
 
-def claim(folder: Folder, recipe: Recipe, resume: bool) -> None:
+def claim(folder: RunFolder, recipe: Recipe, resume: bool) -> None:
     """Refuse a folder that holds another run, or a resume that would change one."""
     if not folder.exists or (folder.stillborn and not resume):
         if resume:
@@ -191,7 +185,7 @@ def claim(folder: Folder, recipe: Recipe, resume: bool) -> None:
         raise ValueError(f"{folder.path} exists already: go on with --resume, or choose another folder with --out")
     if not folder.recipe.exists():
         raise ValueError(f"{folder.path} is not the folder of a run: it has no recipe.yaml; choose another with --out")
-    changed = [line for line in differences(load_recipe(folder.recipe), recipe) if not line.startswith(FREE)]
+    changed = [line for line in differences(folder.load_recipe(), recipe) if not line.startswith(FREE)]
     if changed:
         raise ValueError(
             f"the recipe differs from that of the run in {folder.path}: {'; '.join(changed)}. "
@@ -205,26 +199,45 @@ def dense_of(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"method": {"name": "dense"}, "train": train_block, "paper": None})
 
 
-def finished_model(run: Session) -> nn.Module:
+def show_data(session: Session) -> None:
+    """Let the methods that choose their mask before training look at a few batches."""
+    if session.sp is None or session.method is None or type(session.method).score is Method.score:
+        return
+    count = min(session.recipe.train.score_batches, session.steps)
+    batches = [batch for _, batch in zip(range(count), session.data.train.epoch(0), strict=False)]
+
+    def loss_of(model: nn.Module, batch: tuple[tuple[Tensor, ...], Tensor]) -> Tensor:
+        inputs, target = batch
+        output = model(*(tensor.to(session.device) for tensor in inputs))
+        return summed_loss(output, target.to(session.device), session.data.padding_id) / target.shape[0]
+
+    session.sp.score(batches, loss_of)
+
+
+def finished_model(session: Session) -> nn.Module:
     """The plain model with its zeros baked in; every rank gets the whole of it."""
     with torch.random.fork_rng():
-        plain = build.build_model(run.recipe.model, run.data).to(run.device)
-    if run.recipe.train.channels_last:
+        plain = build.build_model(session.recipe.model, session.data).to(session.device)
+    if session.recipe.train.channels_last:
         plain = plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if run.sp is not None:
-        return run.sp.finalize(into=plain)
-    state = run.model.state_dict()
-    plain.load_state_dict({name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()})
+    if session.sp is not None:
+        return session.sp.finalize(into=plain)
+    plain.load_state_dict({name: whole(tensor) for name, tensor in session.model.state_dict().items()})
     return plain
 
 
 def save_model(plain: nn.Module, path: Path) -> None:
     """Plain weights; a tied weight is stored once, `safetensors.torch.load_model` brings both back."""
-    unfinished = path.with_name(f".{path.name}.tmp")
     for parameter in plain.parameters():
         parameter.data = parameter.data.contiguous()
-    safetensors.torch.save_model(plain, str(unfinished), metadata={"format": "pt"})
-    unfinished.replace(path)
+    with whole_file(path) as unfinished:
+        safetensors.torch.save_model(plain, str(unfinished), metadata={"format": "pt"})
+
+
+def as_read(content: dict[str, Any]) -> dict[str, Any]:
+    """The content as `read_json` would give it back: lists, not tuples."""
+    same: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False, default=plain_value))
+    return same
 
 
 def write_reference(path: Path, losses: list[float]) -> None:
@@ -233,16 +246,16 @@ def write_reference(path: Path, losses: list[float]) -> None:
         recorder.record(loss)
 
 
-def result(run: Session, base: float | None) -> dict[str, Any]:
+def result(session: Session, base: float | None) -> dict[str, Any]:
     """The figures of a finished run."""
-    position, lines = run.position, run.folder.read_metrics()
+    position, lines, sp = session.position, session.folder.read_metrics(), session.sp
     content: dict[str, Any] = {
-        "name": run.recipe.name,
-        "method": run.recipe.method["name"],
-        "seed": run.recipe.seed,
+        "name": session.recipe.name,
+        "method": session.recipe.method["name"],
+        "seed": session.recipe.seed,
         "epochs": position.epoch,
         "step": position.step,
-        "seconds": run.seconds,
+        "seconds": session.seconds,
         "loss": lines[-1]["loss"] if lines else None,
         "best_accuracy": position.best_accuracy,
         "best_epoch": position.best_epoch,
@@ -251,23 +264,10 @@ def result(run: Session, base: float | None) -> dict[str, Any]:
         "train_fraction": 1.0,
         "test_fraction": 1.0,
     }
-    if run.sp is None:
+    if sp is None:
         return content
-    report = run.sp.report().to_dict()
-    profile = run.sp.cost.profile
-    kept = (
-        "sparsity",
-        "train_fraction",
-        "test_fraction",
-        "layers",
-        "weights",
-        "zeros",
-        "notes",
-        "events",
-        "controller",
-        "history",
-    )
-    content |= {name: report[name] for name in kept} | {"compute": report["compute"]}
+    report, profile = sp.report().to_dict(), sp.cost.profile
+    content |= {name: report[name] for name in REPORTED}
     if profile is not None:
         content |= {"total_macs": profile.macs, "macs": {layer.name: layer.macs for layer in profile.layers}}
     return content

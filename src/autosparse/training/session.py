@@ -17,7 +17,7 @@ from autosparse.recipes.recipe import Recipe
 from autosparse.sparsifier import Sparsifier
 from autosparse.training import checkpoints, randomness
 from autosparse.training.build import stage_epochs
-from autosparse.training.folder import Folder
+from autosparse.training.folder import RunFolder
 from autosparse.training.processes import Processes
 from autosparse.training.progress import Progress
 from autosparse.training.signals import StopRequest
@@ -41,7 +41,7 @@ class Session:
     """Everything that the loop works with."""
 
     recipe: Recipe
-    folder: Folder
+    folder: RunFolder
     processes: Processes
     device: torch.device
     data: Data

@@ -1,0 +1,63 @@
+"""A finished run opened again: its recipe, its model, and the data that it has never trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from autosparse.data import Data, TranslationData, open_data
+from autosparse.recipes.recipe import Recipe
+from autosparse.training import build
+from autosparse.training.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run with its model in evaluation mode, and the arguments that build the model again."""
+
+    folder: RunFolder
+    recipe: Recipe
+    arguments: dict[str, Any]
+    model: nn.Module
+
+
+def open_finished(path: Path) -> Finished:
+    """The run in a folder; the error for any but a finished one says what to do."""
+    folder = RunFolder(path)
+    folder.check_finished()
+    recipe = folder.load_recipe()
+    arguments = _arguments(folder, recipe)
+    return Finished(folder, recipe, arguments, load_model(folder, recipe, arguments))
+
+
+def load_model(folder: RunFolder, recipe: Recipe, arguments: dict[str, Any] | None = None) -> nn.Module:
+    """The plain model with its final weights."""
+    model = build.build_named(recipe.model.name, _arguments(folder, recipe) if arguments is None else arguments)
+    try:
+        safetensors.torch.load_model(model, str(folder.model))
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        message = str(error).splitlines()[0]
+        raise ValueError(f"{folder.model} does not hold the weights of this recipe's model: {message}") from error
+    return model.eval()
+
+
+def held_out_data(folder: RunFolder, recipe: Recipe) -> Data:
+    """The data to score on; translations are cut into pieces as in training, whatever text lies there now."""
+    if isinstance(recipe.data, TranslationData):
+        from autosparse.data.translation import open_held_out
+
+        return open_held_out(recipe.data, folder.tokenizer)
+    return open_data(recipe.data, seed=recipe.seed)
+
+
+def _arguments(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
+    """All arguments of the run's model; a translation model's vocabulary comes from the run's own tokenizer."""
+    if not isinstance(recipe.data, TranslationData):
+        return build.model_arguments(recipe.model, None, None)
+    from autosparse.data.tokenizer import PADDING_ID, read_tokenizer
+
+    return build.model_arguments(recipe.model, read_tokenizer(folder.tokenizer).get_vocab_size(), PADDING_ID)
