@@ -12,10 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from autosparse import cli, models
-from autosparse.bench.inference import COMPILED, EAGER, ORT, Timing, rows_of, take_turns
-from autosparse.cli import bench_infer
+from autosparse.bench import inference as bench
+from autosparse.bench.inference import COMPILED, EAGER, ORT, Timing, pruned, rows_of, time_in_turn, zeros
 from autosparse.cli.bench import app
-from autosparse.cli.bench_infer import fractions, numbers, pruned, zeros
+from autosparse.cli.options import fractions, whole_numbers
 from autosparse.kernels import library
 
 whole = typer.Typer()
@@ -34,7 +34,7 @@ def test_ratios_by_hand() -> None:
 
 def test_contestants_take_turns() -> None:
     order: list[str] = []
-    timings = take_turns({name: (lambda name=name: order.append(name)) for name in "ab"}, 1, 2)
+    timings = time_in_turn({name: (lambda name=name: order.append(name)) for name in "ab"}, 1, 2)
     assert order == ["a", "a", "b", "b"] * 2
     assert timings["a"].calls == 2
 
@@ -59,7 +59,7 @@ def test_it_measures_and_writes(tmp_path: Path) -> None:
     named = any("conv6" in layer["name"] for table in found["layers"].values() for layer in table)
     assert named == (library.why_not() is None), "only the engine's kernels can be timed layer by layer"
     again = CliRunner().invoke(whole, [*given, "--out", str(out)])
-    assert "is there already" in str(again.exception)
+    assert "exists already" in str(again.exception)
 
 
 @pytest.mark.filterwarnings("ignore:deploy")
@@ -70,8 +70,8 @@ def test_what_is_measured_of_a_run_stands_in_its_model_card(tmp_path: Path, monk
     everything = ["train", "--quiet", "--no-report", "--out", "runs/mine"]
     for setting in settings:
         everything += ["--set", setting]
-    bench = ["bench", "infer", "runs/mine", "--batch", "1,2", "--threads", "1", "--rounds", "1", "--no-compile"]
-    for arguments in (everything, bench, ["export", "runs/mine", "--format", "hub"]):
+    measure = ["bench", "infer", "runs/mine", "--batch", "1,2", "--threads", "1", "--rounds", "1", "--no-compile"]
+    for arguments in (everything, measure, ["export", "runs/mine", "--format", "hub"]):
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
         assert stopped.value.code == 0
@@ -84,7 +84,7 @@ def test_what_is_measured_of_a_run_stands_in_its_model_card(tmp_path: Path, monk
     assert "clock processor time on one thread" in card
     assert "Not measured" not in card
     with pytest.raises(SystemExit) as stopped:  # before anything is measured again
-        cli.main(bench)
+        cli.main(measure)
     assert stopped.value.code != 0
 
 
@@ -94,7 +94,7 @@ def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
 ) -> None:
     small = partial(models.transformer, 1200, 16, 2, 32, 1, 1)
     monkeypatch.setattr(models, "build", lambda name: small() if name == "transformer" else None)
-    monkeypatch.setattr(bench_infer, "example", lambda name, batch: (torch.randint(3, 1200, (batch, 5)),))
+    monkeypatch.setattr(bench, "example", lambda name, batch: (torch.randint(3, 1200, (batch, 5)),))
     given = ["bench", "infer", "transformer", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
     done = CliRunner().invoke(whole, [*given, "--layers", "--out", str(tmp_path / "speed.json")])
     assert done.exit_code == 0, done.output
@@ -108,7 +108,7 @@ def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
 @pytest.mark.parametrize("text", ["", "0", "1,x", "-1"])
 def test_bad_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="whole numbers above zero"):
-        numbers(text, "--batch")
+        whole_numbers(text, "--batch")
 
 
 @pytest.mark.parametrize("text", ["", "1", "-0.1", "ninety"])

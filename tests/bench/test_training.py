@@ -31,11 +31,11 @@ PLAIN = Settings(
 
 def test_thresholds_and_masks_change_while_it_is_timed() -> None:
     side = make_side(make_task("small_conv", 4, 64, None), PLAIN, Start(0.8, "dense"))
-    assert side.run is not None
-    before = [(layer.active(), layer.parametrization.threshold_values()) for layer in side.run.layers]
+    assert side.sp is not None
+    before = [(layer.active(), layer.parametrization.threshold_values()) for layer in side.sp.layers]
     for _ in range(3):
         side.step()
-    after = [(layer.active(), layer.parametrization.threshold_values()) for layer in side.run.layers]
+    after = [(layer.active(), layer.parametrization.threshold_values()) for layer in side.sp.layers]
     assert any(not torch.equal(old[0], new[0]) for old, new in zip(before, after, strict=True))
     assert all(not torch.equal(old[1], new[1]) for old, new in zip(before, after, strict=True))  # type: ignore[arg-type]
 
@@ -48,9 +48,9 @@ def test_a_run_gives_its_densities(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps({"layers": layers}))
     task = make_task(str(tmp_path), 8, 64, None)
     side = make_side(task, replace(PLAIN, what=str(tmp_path)), Start(None, "dense"))
-    assert side.run is not None
+    assert side.sp is not None
     assert len(task.targets) == 8
-    found = dict(zip([layer.name for layer in side.run.layers], side.run.densities(), strict=True))
+    found = dict(zip([layer.name for layer in side.sp.layers], side.sp.densities(), strict=True))
     assert found == pytest.approx(densities, abs=0.02)
     (tmp_path / "result.json").write_text(json.dumps({"layers": []}))
     with pytest.raises(ValueError, match="is dense"):
@@ -60,7 +60,7 @@ def test_a_run_gives_its_densities(tmp_path: Path) -> None:
 def test_every_round_times_a_whole_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task("small_conv", 2, 64, None)
     rows, sides = compare(task, replace(PLAIN, dense_grad_every=3, alpha=0.5), [Start(0.5, "dense")], rounds=2)
-    assert sides[rows[1].side].run.step == 3 + 2 * 3  # type: ignore[union-attr]
+    assert sides[rows[1].side].sp.step == 3 + 2 * 3  # type: ignore[union-attr]
     assert [len(row.seconds) for row in rows] == [2, 2]
 
 
@@ -76,8 +76,8 @@ def test_both_losses_of_a_translation_are_the_same_number(monkeypatch: pytest.Mo
     model = new_model(task)
     torch.testing.assert_close(own_loss(model, task.inputs, task.targets), plain_loss(model, task.inputs, task.targets))
     side = make_side(task, PLAIN, Start(0.5))
-    assert side.run is not None
-    assert "output" in [layer.name for layer in side.run.layers]
+    assert side.sp is not None
+    assert "output" in [layer.name for layer in side.sp.layers]
     side.step()
 
 

@@ -83,7 +83,7 @@ def test_masks_move_and_layers_can_be_left_out() -> None:
         (["transformer", "--tokens", "100"], "multiple"),
         (["small_conv", "--sparsity", "1"], "--sparsity 1: give fractions"),
         (["small_conv", "--compute", "quick"], "--compute quick is not known; give auto, dense, sparse"),
-        (["small_conv", "--out", "bench_nets.py"], "is there already"),
+        (["small_conv", "--out", "bench_nets.py"], "exists already"),
         (["."], "holds no finished run"),
     ],
 )

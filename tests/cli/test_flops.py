@@ -121,7 +121,7 @@ def test_a_warning_is_one_line_without_source_code(capsys: pytest.CaptureFixture
     [
         (["resnet51"], "resnet50"),
         (["resnet20", "--input", "1,three,32,32"], "1,three,32,32"),
-        (["resnet20", "--input", "1,3,0,32"], "positive whole numbers"),
+        (["resnet20", "--input", "1,3,0,32"], "whole numbers above zero"),
         (["resnet20", "--input", "1,5,32,32"], "5"),
         (["resnet20", "--set", "classes"], "name=value"),
         (["resnet20", "--set", "colour=red"], "colour"),

@@ -12,22 +12,14 @@ from torch.nn import functional as F
 
 from autosparse import models
 from autosparse.models import chunked_cross_entropy
+from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
-from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build
-from autosparse.training.folder import Folder, read_json
+from autosparse.training.folder import RunFolder
 
-SENTENCE = 32  # tokens of a sentence
+SENTENCE = INPUT_SHAPES["transformer"][0]
 PADDING_ID = 0
-IMAGES = {
-    "mobilenet_v1": (3, 224, 224),
-    "resnet20": (3, 32, 32),
-    "resnet32": (3, 32, 32),
-    "resnet50": (3, 224, 224),
-    "small_conv": (1, 28, 28),
-    "small_transformer": (1, 28, 28),
-}
 
 
 @dataclass(frozen=True)
@@ -54,20 +46,20 @@ def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None)
         return _run_task(Path(what), batch)
     if what == "transformer":
         return _translation_task(what, tokens)
-    if ":" not in what and what not in IMAGES:
+    if ":" not in what and what not in INPUT_SHAPES:
         raise ValueError(
             f"{what} is not known; give a built-in model ({', '.join(models.list_models())}), "
             "your own module:function, or the folder of a finished run"
         )
-    shape = image or IMAGES.get(what)
+    shape = image or INPUT_SHAPES.get(what)
     if shape is None:
         raise ValueError(f"the input of {what} is not known; give the shape of one image, such as --image 3,224,224")
     images = torch.randn(batch, *shape)
     with torch.no_grad():
-        found = _channels_last(build.build_named(what, {}))(images[:2])
-    if not isinstance(found, Tensor) or found.dim() != 2:
-        raise ValueError(f"{what} must turn images into one row of class scores each")
-    return Task(what, lambda: build.build_named(what, {}), (images,), torch.randint(found.shape[1], (batch,)))
+        scores = _channels_last(build.build_named(what, {}))(images[:2])
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        raise ValueError(f"{what} must turn every image into one row of class scores")
+    return Task(what, lambda: build.build_named(what, {}), (images,), torch.randint(scores.shape[1], (batch,)))
 
 
 def _translation_task(what: str, tokens: int) -> Task:
@@ -78,21 +70,19 @@ def _translation_task(what: str, tokens: int) -> Task:
         return models.transformer(padding_id=PADDING_ID)
 
     vocabulary = models.transformer(padding_id=PADDING_ID).output.out_features
-    source, target, wanted = (torch.randint(1, vocabulary, (tokens // SENTENCE, SENTENCE)) for _ in range(3))
+    source, target, expected = (torch.randint(1, vocabulary, (tokens // SENTENCE, SENTENCE)) for _ in range(3))
     # the vocabulary layer shares its weight with the embedding, so it is sparse only where it is named
-    return Task(what, make, (source, target), wanted, include=("encoder", "decoder", "output"))
+    return Task(what, make, (source, target), expected, include=("encoder", "decoder", "output"))
 
 
 def _run_task(path: Path, batch: int) -> Task:
     """The run's model with new weights, a batch of its own data, and the densities that it has learned."""
     from autosparse.data import open_data
 
-    folder = Folder(path)
-    if not folder.done:
-        raise ValueError(f"{path} holds no finished run (there is no {folder.result.name}); let it finish first")
-    recipe = load_recipe(folder.recipe)
-    layers = read_json(folder.result).get("layers", [])
-    densities = {str(each["name"]): 1 - float(each["sparsity"]) for each in layers}
+    folder = RunFolder(path)
+    layers = folder.read_result().get("layers", [])
+    recipe = folder.load_recipe()
+    densities = {str(layer["name"]): 1 - float(layer["sparsity"]) for layer in layers}
     if not densities:
         raise ValueError(f"the run in {path} is dense: it has learned no densities")
     data = open_data(recipe.data)
@@ -103,7 +93,7 @@ def _run_task(path: Path, batch: int) -> Task:
         return build.build_model(recipe.model, data)
 
     included = _layers_of(recipe, make(), densities)
-    return Task(path.name, make, tuple(each[taken] for each in inputs), targets[taken], included, densities)
+    return Task(path.name, make, tuple(tensor[taken] for tensor in inputs), targets[taken], included, densities)
 
 
 def _layers_of(recipe: Recipe, model: nn.Module, densities: dict[str, float]) -> tuple[str, ...]:
@@ -124,7 +114,9 @@ def new_model(task: Task) -> nn.Module:
 
 
 def inputs_of(task: Task) -> tuple[Tensor, ...]:
-    return tuple(each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in task.inputs)
+    return tuple(
+        tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor for tensor in task.inputs
+    )
 
 
 def plain_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 
 import autosparse
-from autosparse import AutoSparse
+from autosparse import AutoSparse, kernels
+from autosparse.bench.conditions import conditions
 from autosparse.bench.tasks import Task, inputs_of, make_task, new_model, own_loss, plain_loss
+from autosparse.common.turns import take_turns
 from autosparse.compute.compute import LayerPlan
 from autosparse.sparsifier import Sparsifier
 
@@ -88,7 +91,7 @@ class Side:
     """A model with its optimizer, and one step of its training."""
 
     step: Callable[[], None]
-    run: Sparsifier | None
+    sp: Sparsifier | None
 
 
 def keep_memory() -> None:
@@ -110,21 +113,19 @@ def prepare(settings: Settings) -> Task:
 def make_side(task: Task, settings: Settings, start: Start | None) -> Side:
     """A whole AutoSparse step, or without a start plain dense training."""
     model, inputs = new_model(task), inputs_of(task)
-    run, loss_of = None, plain_loss
-    groups: Any = model.parameters()
-    if start is not None:
-        run, loss_of = _attach(model, task, settings, start), own_loss
-        groups = run.param_groups()
+    sp = None if start is None else _attach(model, task, settings, start)
+    loss_of = plain_loss if sp is None else own_loss
+    groups: Any = model.parameters() if sp is None else sp.param_groups()
     optimizer = torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
-    if run is not None:
-        run.bind(optimizer)
+    if sp is not None:
+        sp.bind(optimizer)
 
     def step() -> None:
         optimizer.zero_grad()
         loss_of(model, inputs, task.targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return Side(step, run)
+    return Side(step, sp)
 
 
 def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start) -> Sparsifier:
@@ -135,63 +136,81 @@ def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start
         dense_grad_every=settings.dense_grad_every,
         backward_sparsity=settings.backward_sparsity,
     )
-    run = autosparse.sparsify(
+    sp = autosparse.sparsify(
         model,
         method,
         epochs=100,
         steps_per_epoch=1000,
         include=task.include,
         exclude=settings.exclude or None,
-        example_input=tuple(each[:1] for each in task.inputs),
+        example_input=tuple(tensor[:1] for tensor in task.inputs),
         guard=None,
     )
-    _start_at(run, task, start)
-    run._compute.fuse = not settings.layer_by_layer
-    run.compute(start.compute)
-    return run
+    _start_at(sp, task, start)
+    sp._compute.fuse = not settings.layer_by_layer
+    sp.compute(start.compute)
+    return sp
 
 
-def _start_at(run: Sparsifier, task: Task, start: Start) -> None:
+def _start_at(sp: Sparsifier, task: Task, start: Start) -> None:
     """Every layer at its sparsity."""
-    for layer in run.layers:
+    for layer in sp.layers:
         sparsity = 1 - task.densities[layer.name] if start.sparsity is None and task.densities else start.sparsity
         layer.parametrization.start_at(layer.weight(), sparsity)  # type: ignore[operator]
 
 
 def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int) -> tuple[list[Row], dict[str, Side]]:
     """Every side's steps in turn; the first row is dense torch."""
-    sides = {DENSE: make_side(task, settings, None)} | {each.title: make_side(task, settings, each) for each in starts}
-    for side in sides.values():
-        for _ in range(WARM_UP):
+    sides = {DENSE: make_side(task, settings, None)} | {start.title: make_side(task, settings, start) for start in starts}
+    begins = {start.title: start for start in starts}
+    cycle = settings.dense_grad_every  # a whole one is timed: its steps are not alike
+
+    def steps(side: Side, count: int) -> None:
+        for _ in range(count):
             side.step()
-    clock = time.process_time if settings.cpu_time else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for (name, side), start in zip(sides.items(), (None, *starts), strict=True):
-            if side.run is not None and start is not None:  # steps from random weights lose zeros: each is timed at as many
-                _start_at(side.run, task, start)
-            began = clock()
-            for _ in range(settings.dense_grad_every):  # a whole cycle: its steps are not alike
-                side.step()
-            times[name].append((clock() - began) / settings.dense_grad_every)
-    dense = times[DENSE]
+
+    def begin(title: str) -> None:
+        sp = sides[title].sp
+        if sp is not None:  # steps from random weights lose zeros: every round is timed at the same sparsity
+            _start_at(sp, task, begins[title])
+
+    for side in sides.values():
+        steps(side, WARM_UP)
+    calls = {title: partial(steps, side, cycle) for title, side in sides.items()}
+    times = take_turns(calls, rounds, clock=time.process_time if settings.cpu_time else time.perf_counter, before=begin)
+    seconds = {title: [time / cycle for time in times[title]] for title in sides}
+    dense = seconds[DENSE]
     rows = [
         Row(
-            name,
-            times[name],
-            median(dense) / median(times[name]),
-            min(dense) / min(times[name]),
-            None if side.run is None else side.run.sparsity(),
-            "" if side.run is None else side.run.report().compute,
+            title,
+            seconds[title],
+            median(dense) / median(seconds[title]),
+            min(dense) / min(seconds[title]),
+            None if side.sp is None else side.sp.sparsity(),
+            "" if side.sp is None else side.sp.report().compute,
         )
-        for name, side in sides.items()
+        for title, side in sides.items()
     ]
     return rows, sides
 
 
-def layer_plans(run: Sparsifier) -> list[LayerPlan]:
+def training_conditions(settings: Settings) -> dict[str, Any]:
+    """Where training is measured, and against what."""
+    clock = "processor time" if settings.cpu_time else "wall clock"
+    malloc = "as the system has it" if settings.default_malloc else "glibc keeps freed memory"
+    return conditions(
+        kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
+        [],
+        baseline="plain dense torch, channels_last, the same batch, fused SGD, cross-entropy on all logits",
+        allocator=f"{malloc}, on both sides",
+        clock=f"{clock}, the sides' steps in turn",
+        memory="peak of a process for each side, with the system's allocator as it is",
+    )
+
+
+def layer_plans(sp: Sparsifier) -> list[LayerPlan]:
     """How every layer of a side runs, with the planner's times where it has measured."""
-    return run._compute.plans(run.layers, run.densities())
+    return sp._compute.plans(sp.layers, sp.densities())
 
 
 def peak_bytes(settings: Settings, start: Start | None) -> int | None:

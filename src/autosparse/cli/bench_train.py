@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from autosparse.cli.bench_infer import fractions, numbers
+from autosparse.cli.options import fractions, whole_numbers, words
 
 if TYPE_CHECKING:
-    from autosparse.bench.training import Row, Settings
+    from autosparse.bench.training import Row
     from autosparse.compute.compute import LayerPlan
 
 MODES = ("auto", "dense", "sparse")
@@ -56,40 +56,40 @@ def run(
     out: Path | None = typer.Option(None, help="JSON file to write."),
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
 ) -> None:
-    if out is not None and out.exists() and not force:
-        raise ValueError(f"{out} is there already; give another --out, or --force to replace it")
-    modes = list(dict.fromkeys(part.strip() for part in compute.split(",")))
-    if not set(modes) <= set(MODES):
-        raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
+    from autosparse.bench.training import Settings, Start, compare, layer_plans, peak_bytes, prepare, training_conditions
+    from autosparse.common.files import refuse_existing, write_json
 
-    from autosparse.bench.training import Settings, Start, compare, layer_plans, peak_bytes, prepare
-    from autosparse.training.folder import write_json
+    if out is not None:
+        refuse_existing(out, force)
+    modes = words(compute)
+    if not modes or not set(modes) <= set(MODES):
+        raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
 
     settings = Settings(
         what=what,
         batch=batch,
         tokens=tokens,
-        image=None if image is None else tuple(numbers(image, "--image")),
+        image=None if image is None else tuple(whole_numbers(image, "--image")),
         threads=threads,
         alpha=alpha,
         dense_grad_every=dense_grad_every,
         backward_sparsity=backward_sparsity,
         layer_by_layer=layer_by_layer,
-        exclude=tuple(part.strip() for part in exclude.split(",") if part.strip()),
+        exclude=tuple(words(exclude)),
         default_malloc=default_malloc,
         cpu_time=cpu_time,
     )
     task = prepare(settings)
-    begins: list[float | None] = [None] if task.densities is not None else list(fractions(sparsity))
-    starts = [Start(each, mode) for each in begins for mode in modes]
-    facts = machine(settings)
+    begins: list[float | None] = [None] if task.densities is not None else [*fractions(sparsity)]
+    starts = [Start(begin, mode) for begin in begins for mode in modes]
+    facts = training_conditions(settings)
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     rows, sides = compare(task, settings, starts, rounds)
     if memory:
         rows = [replace(row, peak_bytes=peak_bytes(settings, start)) for row, start in zip(rows, [None, *starts], strict=True)]
     typer.echo(f"\n{task.name}, {task.size}, {threads} thread{'s' if threads > 1 else ''}, alpha {alpha:g}")
     show(rows)
-    tables = {name: layer_plans(side.run) for name, side in sides.items() if side.run is not None}
+    tables = {name: layer_plans(side.sp) for name, side in sides.items() if side.sp is not None}
     if layers:
         for name, table in tables.items():
             show_layers(name, table)
@@ -109,59 +109,40 @@ def run(
 run.__doc__ = HELP
 
 
-def machine(settings: Settings) -> dict[str, Any]:
-    """Where this is measured, with what, and against what."""
-    from autosparse import kernels
-    from autosparse.training.machine import cores, cpu_model, installed_version
-
-    clock = "processor time" if settings.cpu_time else "wall clock"
-    malloc = "as the system has it" if settings.default_malloc else "glibc keeps freed memory"
-    return {
-        "cpu": cpu_model(),
-        "cores": cores(),
-        "kernels": kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
-        **{package: installed_version(package) for package in ("autosparse", "torch")},
-        "baseline": "plain dense torch, channels_last, the same batch, fused SGD, cross-entropy on all logits",
-        "allocator": f"{malloc}, on both sides",
-        "clock": f"{clock}, the sides' steps in turn",
-        "memory": "peak of a process for each side, with the system's allocator as it is",
-    }
-
-
 def show(rows: list[Row]) -> None:
     """All sides as a table."""
-    from autosparse.cli.output import print_table
+    from autosparse.common.tables import Table
 
     def memory(row: Row) -> str:
         if row.peak_bytes is None or rows[0].peak_bytes is None:
             return ""
         return f"{row.peak_bytes / 2**20:,.0f} ({row.peak_bytes / rows[0].peak_bytes:.3f})"
 
-    print_table(
+    Table(
         ["", "ms (median)", "ms (least)", "faster (medians)", "faster (least)", "zeros now", "peak MiB (ratio)"],
         [
             [row.side, f"{1000 * row.median:.1f}", f"{1000 * row.least:.1f}", f"{row.faster_median:.2f}",
              f"{row.faster_least:.2f}", "" if row.sparsity is None else f"{row.sparsity:.2%}", memory(row)]
             for row in rows
         ],
-    )  # fmt: skip
+    ).show()  # fmt: skip
     for row in rows[1:]:
         typer.echo(f"{row.side}: {row.compute}")
 
 
 def show_layers(title: str, table: list[LayerPlan]) -> None:
     """How every layer of a side runs."""
-    from autosparse.cli.output import print_table
+    from autosparse.common.tables import Table
 
     def milliseconds(value: float | None) -> str:
         return "" if value is None else f"{1000 * value:.2f}"
 
     typer.echo(f"\n{title}")
-    print_table(
+    Table(
         ["layer", "weight", "density", "sparse passes", "ms dense", "ms as run (planner)"],
         [
             [row.name, "x".join(map(str, row.shape)), row.density, ", ".join(row.passes) or "none",
              milliseconds(row.dense_seconds), milliseconds(row.seconds)]
             for row in table
         ],
-    )  # fmt: skip
+    ).show()  # fmt: skip

@@ -8,7 +8,8 @@ COLUMNS = ("name", "year", "family", "budget", "pruned_gradient", "train_flops",
 def run(as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description each.")) -> None:
     """List the methods and what sets them apart."""
     import autosparse
-    from autosparse.cli.output import print_json, print_table
+    from autosparse.cli.output import print_json
+    from autosparse.common.tables import Table
     from autosparse.methods import describe
 
     described = [describe(name) for name in autosparse.list_methods()]
@@ -16,4 +17,4 @@ def run(as_json: bool = typer.Option(False, "--json", help="Print JSON, with a l
         print_json([{field: getattr(one, field) for field in (*COLUMNS, "doc")} for one in described])
         return
     headings = [column.replace("_", " ") for column in COLUMNS]
-    print_table(headings, [[str(getattr(one, field)) for field in COLUMNS] for one in described])
+    Table(headings, [[str(getattr(one, field)) for field in COLUMNS] for one in described]).show()

@@ -16,7 +16,8 @@ def run(
 
     Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
     """
-    from autosparse.cli.output import print_json, print_table
+    from autosparse.cli.output import print_json
+    from autosparse.common.tables import Table
     from autosparse.recipes.files import recipe_names, recipe_text
 
     if schema:
@@ -37,12 +38,12 @@ def run(
         else:
             print(recipe_text(name), end="")
     else:
-        rows = [row(each) for each in recipe_names()]
+        rows = [row(recipe) for recipe in recipe_names()]
         if as_json:
             print_json(rows)
         else:
             columns = ("name", "model", "data", "method", "description")
-            print_table(columns, [[each[column] for column in columns] for each in rows])
+            Table(columns, [[line[column] for column in columns] for line in rows]).show()
 
 
 def row(name: str) -> dict[str, Any]:

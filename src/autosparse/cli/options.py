@@ -1,0 +1,27 @@
+"""Options that hold several values with commas between."""
+
+from __future__ import annotations
+
+
+def words(text: str | None) -> list[str]:
+    """`a, b` as ["a", "b"], without repetition."""
+    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """`1,8` as [1, 8]."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{option} {text}: give whole numbers above zero, such as 1,8,32")
+    return [int(part) for part in parts]
+
+
+def fractions(text: str) -> list[float]:
+    """`0.8,0.9` of --sparsity as numbers."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 <= value < 1 for value in values):
+        raise ValueError(f"--sparsity {text}: give fractions of zeros from 0 to below 1, such as 0.8,0.9")
+    return values
