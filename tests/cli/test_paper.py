@@ -87,7 +87,7 @@ def test_without_its_data_a_table_says_what_to_get_and_the_others_are_made(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("table6",), "the paper has no 'table6'; did you mean table5"),
+        (("table6",), "the paper has no 'table6'; did you mean 'table5'"),
         (("fig4", "--scale", "huge"), "--scale huge; allowed: cpu, full"),
         (("fig4", "--jobs", "1000"), "the cores of this machine"),
     ],

@@ -78,7 +78,7 @@ def test_a_copy_is_a_recipe_to_edit_and_overwrites_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["didgits"], "did you mean digits"),
+        (["didgits"], "did you mean 'digits'"),
         (["--copy", "mine.yaml"], "--copy needs the recipe to copy"),
         (["digits", "--copy", "mine.txt"], "a recipe file ends in .yaml"),
         (["digits", "--schema"], "leave the name and --copy out"),

@@ -31,7 +31,7 @@ def test_the_default_in_short(tmp_path: Path) -> None:
 def test_mistakes_are_one_line_with_code_2(tmp_path: Path) -> None:
     done = autosparse(tmp_path, "train", "digit")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no recipe 'digit'; did you mean digits")
+    assert done.stderr.startswith("error: there is no recipe 'digit'; did you mean 'digits'")
     done = autosparse(tmp_path, "train", "--set", "train.epoch=3")
     assert done.returncode == 2
     assert "did you mean" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autosparse.experiments.cells import Cell
+from autosparse.experiments.grid import Cell
 from autosparse.experiments.paper import making
 from autosparse.experiments.paper.facts import TABLES, network_of, paper_numbers, recipe_of, recipes_of_rows, rows_of
 from autosparse.experiments.paper.figures import FIGURES, PAPER_DECAY

@@ -15,11 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosparse.common.files import read_json
 from autosparse.experiments import runner
-from autosparse.experiments.cells import Cell
-from autosparse.experiments.progress import Clock, duration, line_of
-from autosparse.experiments.runner import Interrupted, Outcome, available_cores, divide, run_cells, with_threads
-from autosparse.training.folder import read_json
+from autosparse.experiments.grid import Cell
+from autosparse.experiments.progress import Clock, line_of
+from autosparse.experiments.runner import Interrupted, Outcome, divide, run_cells, with_threads
+from autosparse.training.machine import cores
 
 from .parts import small
 
@@ -47,15 +48,15 @@ def made(name: str, does: str = "", **changes: object) -> Cell:
 
 
 def test_cores_are_divided() -> None:
-    assert divide(8, runs=10, cores=8) == (8, 1)
-    assert divide(2, runs=10, cores=8) == (2, 4)
-    assert divide(3, runs=10, cores=8) == (3, 2)
-    assert divide(8, runs=1, cores=8) == (1, 8)
-    assert divide(8, runs=0, cores=8) == (1, 8)
+    assert divide(8, runs=10, available=8) == (8, 1)
+    assert divide(2, runs=10, available=8) == (2, 4)
+    assert divide(3, runs=10, available=8) == (3, 2)
+    assert divide(8, runs=1, available=8) == (1, 8)
+    assert divide(8, runs=0, available=8) == (1, 8)
     with pytest.raises(ValueError, match=r"--jobs 9; allowed: 1 to 8"):
-        divide(9, runs=10, cores=8)
+        divide(9, runs=10, available=8)
     with pytest.raises(ValueError, match=r"--jobs 0"):
-        divide(0, runs=10, cores=8)
+        divide(0, runs=10, available=8)
 
 
 @given(st.integers(1, 64), st.integers(0, 100), st.integers(1, 64))
@@ -68,10 +69,10 @@ def test_threads_never_exceed_the_cores(jobs: int, runs: int, cores: int) -> Non
 
 def test_runs_on_an_accelerator_go_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu, anywhere = made("a", train={"epochs": 3, "device": "cpu"}), made("b")
-    assert runner.usual_jobs([on_cpu, anywhere]) == (1 if torch.accelerator.is_available() else available_cores())
+    assert runner.usual_jobs([on_cpu, anywhere]) == (1 if torch.accelerator.is_available() else cores())
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert runner.usual_jobs([on_cpu, anywhere]) == 1
-    assert runner.usual_jobs([on_cpu]) == available_cores()
+    assert runner.usual_jobs([on_cpu]) == cores()
 
 
 def test_a_recipe_that_asks_for_fewer_threads_keeps_them() -> None:
@@ -100,15 +101,15 @@ def test_one_failing_run_does_not_lose_the_others_and_is_tried_again(tmp_path: P
 @pytest.mark.usefixtures("pretend")
 def test_threads_reach_the_run_both_ways(tmp_path: Path) -> None:
     run_cells([made("a")], tmp_path, jobs=1)
-    assert (tmp_path / "a" / "begun").read_text() == str(available_cores())
-    assert read_json(tmp_path / "a" / "result.json")["threads"] == available_cores()
+    assert (tmp_path / "a" / "begun").read_text() == str(cores())
+    assert read_json(tmp_path / "a" / "result.json")["threads"] == cores()
 
 
 @pytest.mark.usefixtures("pretend")
 def test_a_begun_run_keeps_its_threads(tmp_path: Path) -> None:
     run_cells([made("a", "fail")], tmp_path, jobs=1)
     stored = tmp_path / "a" / "recipe.yaml"
-    stored.write_text(stored.read_text().replace(f"threads: {available_cores()}", "threads: 7"))
+    stored.write_text(stored.read_text().replace(f"threads: {cores()}", "threads: 7"))
     outcome = run_cells([made("a", "fail")], tmp_path, jobs=1)["a"]
     assert outcome.result is not None
     assert outcome.result["threads"] == 7
@@ -162,9 +163,6 @@ def test_a_signal_stops_the_runs_which_save_and_go_on_later(tmp_path: Path, kind
 
 
 def test_lines_tell_the_time_left() -> None:
-    assert duration(40) == "40 s"
-    assert duration(300) == "5 min"
-    assert duration(7500) == "2 h 05 min"
     clock = Clock(4)
     clock.settle(skipped=True)
     assert clock.left() is None

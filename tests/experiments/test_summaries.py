@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosparse.experiments.summaries import deviation, drop, summarise
+from autosparse.experiments.tables import deviation, drop, summarise
 
 from .parts import result
 

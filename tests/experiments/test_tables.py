@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from autosparse.experiments import comparing, tables
-from autosparse.experiments.cells import grid, parse_variation
+from autosparse.common.tables import Table
+from autosparse.experiments import compare as comparing
+from autosparse.experiments import tables
+from autosparse.experiments.grid import grid, parse_variation
 from autosparse.experiments.runner import Outcome
-from autosparse.experiments.tables import Table
 
 from .parts import result, small
 
@@ -31,7 +32,7 @@ def outcomes(**failed: str) -> tuple[list[comparing.Row], dict[str, Outcome]]:
 
 
 def test_markdown_escapes_what_would_break_a_row() -> None:
-    text = tables.markdown(Table("T", ("a", "b"), (("1|2", "x\ny"),), ("note",)))
+    text = Table(("a", "b"), (("1|2", "x\ny"),), title="T", notes=("note",)).markdown()
     assert text.splitlines() == ["# T", "", "| a | b |", "| --- | --- |", r"| 1\|2 | x y |", "", "- note"]
 
 
@@ -75,16 +76,16 @@ def test_a_failing_run_says_why_and_leaves_the_others() -> None:
 def test_the_files_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, found = outcomes()
     table = comparing.write_tables(rows, found, RECIPE, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(comparing.FILES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
     content = json.loads((tmp_path / "table.json").read_text())
     assert content["recipe"]["name"] == "small"
     assert content["rows"][1]["method"] == "autosparse"
     assert content["rows"][1]["method.schedule"] == "cosine"
     assert round(content["rows"][1]["drop"], 2) == 2.04
-    assert (tmp_path / "table.md").read_text() == tables.markdown(table)
+    assert (tmp_path / "table.md").read_text() == table.markdown()
     read = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in read] == ["dense", "autosparse", "autosparse", "dst"]
-    tables.show(table)
+    table.show()
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:4] == ["autosparse", "90", "%", "cosine"] for line in lines)
     assert sum("Train F" in line for line in lines[:4]) == 1  # the heading is on one line when piped

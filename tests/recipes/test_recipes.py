@@ -11,6 +11,7 @@ import pytest
 
 import autosparse
 from autosparse import models
+from autosparse import recipes as module
 from autosparse.data.config import ImageData
 from autosparse.recipes.files import find_recipe
 from autosparse.recipes.json_schema import recipe_schema
@@ -153,7 +154,7 @@ def test_local_copies_take_the_place_of_the_hub(name: str, source: str) -> None:
 
 
 def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no recipe 'digit'; did you mean digits"):
+    with pytest.raises(ValueError, match=r"there is no recipe 'digit'; did you mean 'digits'"):
         load_recipe("digit")
     with pytest.raises(FileNotFoundError, match=r"nothing\.yaml does not exist"):
         load_recipe(tmp_path / "nothing.yaml")
@@ -277,3 +278,11 @@ def test_the_schema_fits_every_file_and_catches_what_the_loader_catches() -> Non
 
 def test_the_schema_is_plain_json() -> None:
     assert json.loads(json.dumps(recipe_schema())) == recipe_schema()
+
+
+def test_the_plain_names_of_the_module() -> None:
+    recipe = module.load("digits", ["train.epochs=3"])
+    assert recipe.train.epochs == 3
+    assert module.check(read_block(module.dump(recipe), "dumped"), "dumped") == recipe
+    with pytest.raises(AttributeError, match="no attribute 'loads'"):
+        module.loads  # noqa: B018

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from autosparse.cli.options import fractions, words
+
 HELP = """Run every method at every sparsity with every seed, and a dense run beside; one table.
 
 Finished runs are skipped and interrupted ones go on, so the same command again continues a comparison.
@@ -13,6 +15,8 @@ Finished runs are skipped and interrupted ones go on, so the same command again 
 Examples:
 
   autosparse compare digits --methods autosparse,str,rigl --sparsity 0.8,0.9
+
+  autosparse compare digits --methods all --sparsity 0.9
 
   autosparse compare digits --vary method.schedule=cosine,linear --seeds 1
 
@@ -22,7 +26,7 @@ Examples:
 
 def run(
     recipe: str = typer.Argument(metavar="RECIPE", help="A recipe's name or file; see `autosparse recipes`."),
-    methods: str | None = typer.Option(None, metavar="A,B", help="Methods with commas between; the recipe's own by default."),
+    methods: str | None = typer.Option(None, metavar="A,B", help="Methods with commas between, or all; else the recipe's."),
     sparsity: str | None = typer.Option(
         None, metavar="0.8,0.9", help="Sparsities with commas between; the recipe's by default."
     ),
@@ -32,46 +36,33 @@ def run(
     ),
     settings: list[str] = typer.Option([], "--set", metavar="A.B=C", help="Change a value of the recipe; repeatable."),
     out: Path | None = typer.Option(None, help="Folder of the runs and the table; runs/compare-RECIPE by default."),
-    jobs: int | None = typer.Option(None, help="Runs at once; one a core by default, one at a time on a GPU."),
+    jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
-    from autosparse.experiments import comparing
-    from autosparse.experiments.cells import grid, parse_variation
+    from autosparse.experiments.compare import compare, steps_counter, write_tables
+    from autosparse.experiments.grid import grid, parse_variation
     from autosparse.experiments.runner import Interrupted
-    from autosparse.experiments.tables import show
+    from autosparse.methods import list_methods
     from autosparse.recipes.loading import load_recipe
 
     base = load_recipe(recipe, settings)
-    rows = grid(
-        base, names(methods), numbers(sparsity), [parse_variation(each) for each in vary], seeds, comparing.steps_counter()
-    )
+    names = list(list_methods()) if methods == "all" else words(methods)
+    sparsities = fractions(sparsity) if sparsity else []
+    rows = grid(base, names, sparsities, [parse_variation(text) for text in vary], seeds, steps_counter())
     folder = out or Path("runs") / f"compare-{base.name}"
     try:
-        outcomes = comparing.compare(rows, folder, jobs)
+        outcomes = compare(rows, folder, jobs)
     except Interrupted:
         typer.echo("stopped: the runs have saved; the same command again goes on from there", err=True)
         raise typer.Exit(130) from None
-    table = comparing.write_tables(rows, outcomes, base, folder)
+    table = write_tables(rows, outcomes, base, folder)
     if as_json:
         typer.echo((folder / "table.json").read_text(encoding="utf-8"), nl=False)
     else:
-        show(table)
+        table.show()
         typer.echo(f"\nruns and tables: {folder}")
     if any(outcome.status == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
 
 run.__doc__ = HELP
-
-
-def names(text: str | None) -> list[str]:
-    """`a, b` as ["a", "b"], each once."""
-    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-
-
-def numbers(text: str | None) -> list[float]:
-    """`0.8,0.9` as numbers."""
-    try:
-        return [float(part) for part in names(text)]
-    except ValueError:
-        raise ValueError(f"--sparsity {text}: give numbers with commas between, such as 0.8,0.9") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from autosparse.experiments.cells import Cell
+    from autosparse.experiments.grid import Cell
 
 HELP = """Run the paper's experiments and write its tables and figures, the paper's numbers beside ours.
 
@@ -35,13 +35,12 @@ def run(
         [], "--set", help="A value of the recipes, such as data.path=DIR; at cpu scale table4's."
     ),
     out: Path | None = typer.Option(None, help="Folder of the tables, figures and runs; runs/paper-SCALE by default."),
-    jobs: int | None = typer.Option(None, help="Runs at once; one a core by default, one at a time on a GPU."),
+    jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     only_list: bool = typer.Option(False, "--list", help="Say what there is and how many runs are done."),
 ) -> None:
     from autosparse.experiments.paper import making
     from autosparse.experiments.progress import progress
     from autosparse.experiments.runner import Interrupted, run_cells
-    from autosparse.experiments.tables import show
 
     size = making.choose_scale(scale, settings)
     chosen = making.choose_items(items or [])
@@ -63,7 +62,7 @@ def run(
         raise typer.Exit(130) from None
     made = making.make(ready, size, outcomes, folder, lambda line: typer.echo(line, err=True))
     for table in made.tables:
-        show(table)
+        table.show()
         typer.echo()
     for path in made.files:
         typer.echo(str(path))
@@ -78,11 +77,12 @@ run.__doc__ = HELP
 
 def list_items(plan: dict[str, list[Cell]], folder: Path) -> None:
     """A line for every item: what it shows, its runs, and how many are done."""
-    from autosparse.cli.output import print_table
+    from autosparse.common.tables import Table
     from autosparse.experiments.paper import making
+    from autosparse.training.folder import RunFolder
 
     rows = []
     for item, cells in plan.items():
-        done = sum((folder / making.RUNS / cell.name / "result.json").exists() for cell in cells)
+        done = sum(RunFolder(folder / making.RUNS / cell.name).done for cell in cells)
         rows.append([item, making.title_of(item), len(cells), done, making.missing_data(cells) or ""])
-    print_table(["name", "shows", "runs", "done", "needs"], rows)
+    Table(["name", "shows", "runs", "done", "needs"], rows).show()

@@ -1,4 +1,4 @@
-"""One line a finished run with the time left; a bar as well on a terminal. All on stderr, the table has stdout."""
+"""One line per finished run with the time left; a bar as well on a terminal. All on stderr, the table has stdout."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from autosparse.experiments.cells import Cell
+from autosparse.common.words import duration
+from autosparse.experiments.grid import Cell
 from autosparse.experiments.runner import Listener, Outcome
 from autosparse.recipes.method_block import DENSE
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 40 s, 5 min, 2 h 05 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 class Clock:
-    """Time left, from the runs made so far; those found finished cost nothing and say nothing."""
+    """Time left, from the runs trained so far; those that were finished before cost nothing and say nothing."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.settled, self.made, self.began = total, 0, 0, time.monotonic()
+        self.total, self.settled, self.trained, self.began = total, 0, 0, time.monotonic()
 
     def settle(self, skipped: bool) -> None:
         self.settled += 1
-        self.made += not skipped
+        self.trained += not skipped
 
     def left(self) -> float | None:
         """Seconds, or None before the first run has ended."""
-        if not self.made:
+        if not self.trained:
             return None
-        return (time.monotonic() - self.began) / self.made * (self.total - self.settled)
+        return (time.monotonic() - self.began) / self.trained * (self.total - self.settled)
 
 
 def line_of(cell: Cell, outcome: Outcome, clock: Clock) -> str:
-    """What is said about a run that ended."""
+    """The line about a run that ended."""
     head = f"[{clock.settled}/{clock.total}] {cell.name}: "
     if outcome.status == "failed":
         return f"{head}FAILED: {outcome.message}"
@@ -64,9 +57,9 @@ def progress(total: int) -> Iterator[Listener]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("runs", total=total)
 
-        def tell(cell: Cell, outcome: Outcome) -> None:
+        def listen(cell: Cell, outcome: Outcome) -> None:
             clock.settle(outcome.skipped)
             console.print(line_of(cell, outcome, clock), markup=False, style="red" if outcome.status == "failed" else None)
             bar.advance(task)
 
-        yield tell
+        yield listen

@@ -14,12 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
-from autosparse.experiments.cells import Cell
-from autosparse.experiments.states import State, message_of, state_of, stored_recipe
-from autosparse.recipes.loading import dump_recipe
+from autosparse.common.files import read_json, write_text
+from autosparse.experiments.grid import Cell
+from autosparse.recipes.loading import differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
-from autosparse.training.folder import read_json, write_text
+from autosparse.training.folder import RunFolder
+from autosparse.training.machine import cores
 
+State = Literal["new", "unfinished", "done"]
 POLL = 0.05  # seconds between looks at the running processes
 GRACE = 60.0  # seconds that stopped processes get to save
 
@@ -41,25 +43,20 @@ class Interrupted(Exception):
 Listener = Callable[[Cell, Outcome], None]
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def divide(jobs: int, runs: int, cores: int) -> tuple[int, int]:
-    """Processes at once, and the threads of each: together never more than the cores."""
-    if not 1 <= jobs <= cores:
-        raise ValueError(f"--jobs {jobs}; allowed: 1 to {cores}, the cores of this machine")
+def divide(jobs: int, runs: int, available: int) -> tuple[int, int]:
+    """Processes at once, and the threads of each: together never more than the available cores."""
+    if not 1 <= jobs <= available:
+        raise ValueError(f"--jobs {jobs}; allowed: 1 to {available}, the cores of this machine")
     at_once = max(1, min(jobs, runs))
-    return at_once, cores // at_once
+    return at_once, available // at_once
 
 
 def usual_jobs(cells: Sequence[Cell]) -> int:
-    """One run a core; one at a time where they would share an accelerator."""
+    """One run per core; one at a time where they would share an accelerator."""
     import torch
 
     on_cpu = not torch.accelerator.is_available() or all(cell.recipe.train.device == "cpu" for cell in cells)
-    return available_cores() if on_cpu else 1
+    return cores() if on_cpu else 1
 
 
 def with_threads(recipe: Recipe, share: int) -> Recipe:
@@ -79,7 +76,7 @@ def run_cells(
     """Run what is not done yet; a failing run does not stop the others."""
     states = survey(cells, folder)
     waiting = [cell for cell in cells if states[cell.name] != "done"]
-    at_once, threads = divide(usual_jobs(cells) if jobs is None else jobs, len(waiting), available_cores())
+    at_once, threads = divide(usual_jobs(cells) if jobs is None else jobs, len(waiting), cores())
     outcomes: dict[str, Outcome] = {}
 
     def settle(cell: Cell, outcome: Outcome) -> None:
@@ -89,7 +86,7 @@ def run_cells(
 
     for cell in cells:
         if states[cell.name] == "done":
-            settle(cell, Outcome("done", result=read_json(folder / cell.name / "result.json"), skipped=True))
+            settle(cell, Outcome("done", result=RunFolder(folder / cell.name).read_result(), skipped=True))
     running: dict[subprocess.Popen[bytes], Cell] = {}
     with _signals():
         try:
@@ -138,10 +135,10 @@ def log_of(cell: Cell, folder: Path) -> Path:
 
 
 def _outcome(code: int, cell: Cell, folder: Path) -> Outcome:
-    run = folder / cell.name
-    if code == 0 and (run / "result.json").exists():
-        return Outcome("done", result=read_json(run / "result.json"))
-    message = message_of(run, log_of(cell, folder))
+    run = RunFolder(folder / cell.name)
+    if code == 0 and run.done:
+        return Outcome("done", result=run.read_result())
+    message = message_of(run.path, log_of(cell, folder))
     return Outcome("failed", f"{message} (killed by signal {-code})" if code < 0 else message)
 
 
@@ -175,3 +172,41 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def state_of(folder: Path, recipe: Recipe) -> State:
+    """Whether the run has to be started, resumed or skipped; a folder of another recipe is refused with the difference."""
+    stored = stored_recipe(folder)
+    if stored is None:
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} exists but holds no recipe.yaml, so it is no run of ours; choose another --out")
+        return "new"
+    changes = differences(_essence(stored), _essence(recipe))
+    if changes:
+        raise ValueError(
+            f"{folder} holds a run of another recipe ({'; '.join(changes)}); choose another --out, or remove that folder"
+        )
+    return "done" if RunFolder(folder).done else "unfinished"
+
+
+def stored_recipe(folder: Path) -> Recipe | None:
+    """The recipe that a folder's run began with; None where no run was begun."""
+    run = RunFolder(folder)
+    return run.load_recipe() if run.recipe.exists() else None
+
+
+def _essence(recipe: Recipe) -> Recipe:
+    """The recipe without what does not decide a run: names and words, and the threads, which follow from --jobs."""
+    train = recipe.train.model_copy(update={"threads": None})
+    return recipe.model_copy(update={"name": "", "description": "", "paper": None, "train": train})
+
+
+def message_of(folder: Path, log: Path) -> str:
+    """Why a run failed: what it wrote down, or the last line it printed."""
+    try:
+        noted = read_json(RunFolder(folder).info).get("message", "")
+    except (OSError, ValueError):
+        noted = ""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return str(errors[-1] if errors else noted or (lines[-1] if lines else "ended without a word"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from autosparse.common.words import did_you_mean
 
 
 class Problems(ValueError):
@@ -18,21 +19,12 @@ class Problems(ValueError):
         self.lines = list(lines)
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """'; did you mean epochs?' or nothing."""
-    close = get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
 def lines_of(error: ValidationError, model: type[BaseModel], place: str = "") -> list[str]:
     """A readable line for every error; `place` is where the model stands in the recipe."""
     lines: list[str] = []
-    for each in error.errors():
-        inner = each.get("ctx", {}).get("error")
-        if isinstance(inner, Problems):
-            lines.extend(inner.lines)
-        else:
-            lines.append(_line(dict(each), model, place))
+    for detail in error.errors():
+        inner = detail.get("ctx", {}).get("error")
+        lines += inner.lines if isinstance(inner, Problems) else [_line(dict(detail), model, place)]
     return lines
 
 
@@ -42,7 +34,8 @@ def _line(error: dict[str, Any], model: type[BaseModel], place: str) -> str:
     given, kind = error["input"], error["type"]
     allowed = list(owner.model_fields) if owner else []
     if kind == "extra_forbidden":
-        hint = near(steps[-1], allowed) or _elsewhere(steps[-1], model) or f"; allowed: {', '.join(allowed)}"
+        otherwise = _elsewhere(steps[-1], model) or f"; allowed: {', '.join(allowed)}"
+        hint = did_you_mean(steps[-1], allowed, otherwise)
         return f"{path}: unknown key{hint}"
     if kind == "missing":
         return f"{path}: missing{_described(owner, steps[-1])}"
@@ -53,8 +46,8 @@ def _line(error: dict[str, Any], model: type[BaseModel], place: str) -> str:
         )
     if kind == "literal_error":
         words = error["ctx"]["expected"].replace("'", "")
-        guess = near(given, words.replace(" or ", ", ").split(", ")) if isinstance(given, str) else ""
-        return f"{path}: {given!r} is not allowed{guess or ';'} allowed: {words}"
+        hint = did_you_mean(str(given), words.replace(" or ", ", ").split(", "), ";")
+        return f"{path}: {given!r} is not allowed{hint} allowed: {words}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         fields = f" with {', '.join(allowed)}" if allowed else ""
         return f"{path}: must be a block{fields}, got {given!r}"
@@ -70,7 +63,7 @@ def _resolve(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[str
     owner: type[BaseModel] | None = model
     choices = [model]
     for step in loc:
-        tagged = [each for each in choices if len(choices) > 1 and _tag(each) == step]
+        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == step]
         if tagged:
             choices = tagged
             continue
@@ -93,13 +86,13 @@ def _blocks(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _elsewhere(key: str, model: type[BaseModel]) -> str:
-    """'; did you mean optimizer.lr?' for a key that stands in the wrong block."""
-    found = [
+    """ "; did you mean 'optimizer.lr'?" for a key that stands in the wrong block."""
+    places = [
         f"{name}.{key}"
         for name, field in model.model_fields.items()
         if any(key in block.model_fields for block in _blocks(field.annotation))
     ]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return f"; did you mean {' or '.join(map(repr, places))}?" if places else ""
 
 
 def _described(owner: type[BaseModel] | None, key: str) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autosparse.common.words import did_you_mean
 from autosparse.recipes.overrides import merged
 from autosparse.recipes.yaml_text import read_block, write_block
 
 # What a file says of itself: a recipe that extends it does not inherit these.
-_OWN = ("name", "description", "paper", "extends")
+_HEAD = ("name", "description", "paper", "extends")
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -28,8 +28,7 @@ def find_recipe(name_or_path: str | Path, beside: Path | None = None) -> Path:
         known = recipe_names()
         if text in known:
             return _folder() / f"{text}.yaml"
-        close = get_close_matches(text, known, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ";"
+        hint = did_you_mean(text, known, ";")
         raise ValueError(f"there is no recipe {text!r}{hint} `autosparse recipes` lists all; a file of your own ends in .yaml")
     path = beside.parent / text if beside else Path(text)
     if not path.is_file():
@@ -44,24 +43,24 @@ def merged_block(path: Path) -> dict[str, Any]:
 
 def _merged_block(path: Path, trail: list[Path]) -> dict[str, Any]:
     if path.resolve() in trail:
-        circle = " -> ".join(each.name for each in (*trail, path))
+        circle = " -> ".join(file.name for file in (*trail, path))
         raise ValueError(f"recipes extend each other in a circle: {circle}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8") from None
     block = read_block(text, str(path))
-    own = {"name": path.stem, **{key: block.pop(key) for key in _OWN if key in block}}
-    parent = own.pop("extends", None)
+    head = {"name": path.stem, **{key: block.pop(key) for key in _HEAD if key in block}}
+    parent = head.pop("extends", None)
     if parent is None:
-        return {**own, **block}
+        return {**head, **block}
     if not isinstance(parent, str):
         raise ValueError(f"{path}: extends: give the name of a recipe or a file beside this one, got {parent!r}")
     base = _merged_block(find_recipe(parent, beside=path), [*trail, path.resolve()])
-    inherited = {key: value for key, value in base.items() if key not in _OWN}
+    inherited = {key: value for key, value in base.items() if key not in _HEAD}
     if _method_name(block) not in (None, _method_name(inherited)):
         inherited["method"] = {}  # the fields of one method mean nothing to another
-    return {**own, **merged(inherited, block)}
+    return {**head, **merged(inherited, block)}
 
 
 def _method_name(block: dict[str, Any]) -> Any:

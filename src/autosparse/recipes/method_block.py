@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from autosparse.recipes.errors import Problems, lines_of, near
+from autosparse.common.words import did_you_mean
+from autosparse.recipes.errors import Problems, lines_of
 
 DENSE = "dense"
 UNSET: Any = object()  # a value that is not passed on
@@ -29,21 +30,23 @@ def field_names(name: str) -> list[str]:
 
 
 def check_method(block: Mapping[str, Any]) -> dict[str, Any]:
-    """The block with its values in their right types; Problems tell every mistake."""
+    """The block with its values in their right types; Problems list every mistake."""
     fields = dict(block)
     name = fields.pop("name", None)
     known = method_names()
     if not isinstance(name, str):
         raise Problems([f"method.name: {'missing' if name is None else repr(name)}; give one of {', '.join(known)}"])
     if name not in known:
-        raise Problems([f"method.name: there is no method {name!r}{near(name, known)} Methods: {', '.join(known)}"])
-    own = field_names(name)
-    lines = [_foreign(name, field, own) for field in fields if field not in own]
+        raise Problems(
+            [f"method.name: there is no method {name!r}{did_you_mean(name, known, ';')} Methods: {', '.join(known)}"]
+        )
+    allowed = field_names(name)
+    lines = [_foreign(name, field, allowed) for field in fields if field not in allowed]
     if name != DENSE:
         model = fields_model(name)
-        kept = {field: _switch(value, model, field) for field, value in fields.items() if field in own}
+        values = {field: _switch(value, model, field) for field, value in fields.items() if field in allowed}
         try:
-            checked = model.model_validate({field: value for field, value in kept.items() if value is not UNSET})
+            checked = model.model_validate({field: value for field, value in values.items() if value is not UNSET})
         except ValidationError as error:
             lines += lines_of(error, model, "method")
         else:
@@ -95,8 +98,8 @@ def _model_of(cls: type) -> type[BaseModel]:
         nested = _nested(hints[field.name])
         kind = _model_of(nested) | None if nested else hints[field.name]
         # defaults stay the method's own: an unset field is not passed on
-        made = field.default_factory
-        fields[field.name] = (kind, field.default if made is dataclasses.MISSING else Field(default_factory=made))
+        factory = field.default_factory
+        fields[field.name] = (kind, field.default if factory is dataclasses.MISSING else Field(default_factory=factory))
     config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
     return create_model(cls.__name__, __config__=config, **fields)
 
@@ -117,10 +120,10 @@ def _switch(value: Any, model: type[BaseModel], field: str) -> Any:
     return {first[0]: first[1].default} if value else UNSET
 
 
-def _foreign(name: str, field: str, own: list[str]) -> str:
+def _foreign(name: str, field: str, fields: list[str]) -> str:
     if name == DENSE:
         return f"method.{field}: dense has no fields; leave it out or name a method"
     others = [other for other in method_names() if other not in (DENSE, name) and field in field_names(other)]
     belongs = f"; it belongs to {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
-    guess = near(field, own)
-    return f"method.{field}: {name} has no such field{belongs}{guess or '.'} Its fields: {', '.join(own)}"
+    hint = did_you_mean(field, fields, ".")
+    return f"method.{field}: {name} has no such field{belongs}{hint} Its fields: {', '.join(fields)}"

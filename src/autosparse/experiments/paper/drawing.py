@@ -26,9 +26,7 @@ def draw_figure(name: str, figure: PaperFigure, runs: Runs, scale: Scale, folder
         # no date: the same runs give the same file
         metadata = {"Date": None} if kind == "svg" else {}
         drawn.savefig(buffer, format=kind, dpi=DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
-        path = folder / f"{name}.{kind}"
-        write_bytes(path, buffer.getvalue())
-        paths.append(path)
+        paths.append(write_bytes(folder / f"{name}.{kind}", buffer.getvalue()))
     return paths
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from autosparse.experiments.cells import Cell
+from autosparse.experiments.grid import Cell
 from autosparse.experiments.paper.facts import rows_of
 from autosparse.experiments.paper.scales import Scale
 from autosparse.report import comparison, curves, figures, palette

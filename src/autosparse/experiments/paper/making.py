@@ -7,26 +7,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 
-from autosparse.experiments.cells import Cell
+from autosparse.common.tables import Table
+from autosparse.common.words import did_you_mean
+from autosparse.experiments.grid import Cell
 from autosparse.experiments.paper import tables
 from autosparse.experiments.paper.drawing import draw_figure
 from autosparse.experiments.paper.facts import TABLES
 from autosparse.experiments.paper.figures import FIGURES
 from autosparse.experiments.paper.scales import Full, Scale
 from autosparse.experiments.paper.small import Small
-from autosparse.experiments.results import failures
-from autosparse.experiments.runner import Outcome, available_cores
-from autosparse.experiments.tables import Table
+from autosparse.experiments.runner import Outcome
+from autosparse.experiments.tables import failures
 from autosparse.report.runs import read_run
-from autosparse.training.folder import read_json
+from autosparse.training.folder import RunFolder
+from autosparse.training.machine import cores
 
 ITEMS = (*TABLES, *FIGURES)
 SCALES: dict[str, type[Scale]] = {"cpu": Small, "full": Full}
 RUNS = "runs"  # folder of the runs beside the tables and figures
-MULTI30K = "Multi30k: train.en, train.de, val.* and test_2016_flickr.*, one sentence a line"
+MULTI30K = "Multi30k: train.en, train.de, val.* and test_2016_flickr.*, one sentence per line"
 
 
 @dataclass
@@ -42,9 +43,7 @@ def choose_items(names: Sequence[str]) -> list[str]:
     """The items in the paper's order; all of them when none is named."""
     for name in names:
         if name not in ITEMS:
-            near = get_close_matches(name, ITEMS, n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ";"
-            raise ValueError(f"the paper has no {name!r}{hint} choose from {', '.join(ITEMS)}")
+            raise ValueError(f"the paper has no {name!r}{did_you_mean(name, ITEMS, ';')} choose from {', '.join(ITEMS)}")
     return [item for item in ITEMS if not names or item in names]
 
 
@@ -61,8 +60,8 @@ def title_of(item: str) -> str:
 
 def cells_of(item: str, scale: Scale) -> list[Cell]:
     """The runs that an item is made from."""
-    found = tables.cells_of(tables.planned(item, scale)) if item in TABLES else list(FIGURES[item].runs(scale).values())
-    return list({cell.name: cell for cell in found}.values())
+    cells = tables.cells_of(tables.planned(item, scale)) if item in TABLES else list(FIGURES[item].runs(scale).values())
+    return list({cell.name: cell for cell in cells}.values())
 
 
 def missing_data(cells: Sequence[Cell]) -> str | None:
@@ -101,17 +100,17 @@ def make(
 def _with_bleu(
     cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Outcome]:
-    """The outcomes with the BLEU of finished translation runs, found by `autosparse eval` in a process of its own."""
-    found = dict(outcomes)
+    """The outcomes with the BLEU of finished translation runs, computed by `autosparse eval` in a process of its own."""
+    scored = dict(outcomes)
     for number, cell in enumerate(cells, start=1):
         tell(f"[{number}/{len(cells)}] BLEU of {cell.name}, by beam search")
         run = folder / RUNS / cell.name
-        environment = {**os.environ, "OMP_NUM_THREADS": str(available_cores())}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(cores())}
         command = [sys.executable, "-m", "autosparse", "eval", str(run)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:
             lines = ended.stderr.strip().splitlines() or ["autosparse eval failed"]
-            found[cell.name] = Outcome("failed", lines[-1].removeprefix("error: "))
+            scored[cell.name] = Outcome("failed", lines[-1].removeprefix("error: "))
         else:
-            found[cell.name] = replace(found[cell.name], result=read_json(run / "result.json"))
-    return found
+            scored[cell.name] = replace(scored[cell.name], result=RunFolder(run).read_result())
+    return scored

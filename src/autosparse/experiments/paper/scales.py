@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosparse.experiments.cells import Cell, cell, with_value
+from autosparse.experiments.grid import Cell, cell, with_value
 from autosparse.experiments.paper.facts import PaperRow, recipe_of
 from autosparse.recipes.loading import check_recipe, load_recipe
 from autosparse.recipes.overrides import apply

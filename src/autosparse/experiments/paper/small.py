@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autosparse.experiments.methods import LEARNED, THRESHOLD_METHODS, interval, optimizer_block
+from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, interval, optimizer_block
 from autosparse.experiments.paper.facts import network_of
 from autosparse.experiments.paper.scales import Changes, Scale, counted
 from autosparse.recipes.loading import load_recipe

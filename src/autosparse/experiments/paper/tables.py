@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autosparse.experiments import tables
-from autosparse.experiments.cells import Cell
+from autosparse.common.tables import Table
+from autosparse.experiments.grid import Cell
 from autosparse.experiments.paper.facts import TABLES, PaperRow, network_of, recipe_of, rows_of
 from autosparse.experiments.paper.scales import Scale
-from autosparse.experiments.results import failures, results
 from autosparse.experiments.runner import Outcome
-from autosparse.experiments.summaries import Summary, drop, summarise
-from autosparse.experiments.tables import Table, shown
-from autosparse.training.folder import write_text
+from autosparse.experiments.tables import Summary, drop, results, shown, summarise, with_failures, write_table
 
 BLEU = "bleu"
 
@@ -47,18 +44,13 @@ def table_of(item: str, rows: Sequence[TableRow], outcomes: Mapping[str, Outcome
     """Every column twice: ours, then the paper's."""
     measure = "BLEU (S)" if item == "table4" else "Top1(S)"
     columns = ("Base", measure, "Drop %", "S %", "Train F", "Test F")
-    headings = ["method", "setting", *(name for column in columns for name in (column, "paper"))]
-    failed = any(failures(row.cells, outcomes) for row in rows)
+    headings = ("method", "setting", *(name for column in columns for name in (column, "paper")))
     lines = []
     for row in rows:
-        ours, theirs = tables.summary_cells(_summary(item, row, outcomes)), _printed(row.paper)
-        pairs = [cell for both in zip(ours, theirs, strict=True) for cell in both]
-        messages = failures(row.cells, outcomes)
-        message = [f"FAILED: {'; '.join(messages)}" if messages else ""] if failed else []
-        lines.append((row.paper.label, row.paper.setting, *pairs, *message))
-    number, title = item.removeprefix("table"), TABLES[item][1]
-    headings += ["message"] if failed else []
-    return Table(f"Table {number}: {title}", tuple(headings), tuple(lines), tuple(_notes(rows, scale)))
+        pairs = zip(_summary(item, row, outcomes).cells(), _printed(row.paper), strict=True)
+        lines.append((row.paper.label, row.paper.setting, *(cell for pair in pairs for cell in pair)))
+    table = Table(headings, lines, None, f"Table {item.removeprefix('table')}: {TABLES[item][1]}", _notes(rows, scale))
+    return with_failures(table, [row.cells for row in rows], outcomes)
 
 
 def write(item: str, rows: Sequence[TableRow], outcomes: Mapping[str, Outcome], scale: Scale, folder: Path) -> Table:
@@ -76,10 +68,7 @@ def write(item: str, rows: Sequence[TableRow], outcomes: Mapping[str, Outcome], 
         }
         for row in rows
     ]
-    write_text(folder / f"{item}.md", tables.markdown(table))
-    write_text(folder / f"{item}.csv", tables.comma_separated(plain))
-    content = {"title": table.title, "scale": scale.name, "notes": list(table.notes), "rows": plain}
-    write_text(folder / f"{item}.json", tables.as_json(content))
+    write_table(folder / item, table, plain, {"title": table.title, "scale": scale.name})
     return table
 
 
@@ -92,7 +81,7 @@ def _summary(item: str, row: TableRow, outcomes: Mapping[str, Outcome]) -> Summa
 
 
 def _printed(row: PaperRow) -> tuple[str, ...]:
-    """The paper's numbers in the order of `summary_cells`."""
+    """The paper's numbers in the order of `Summary.cells`."""
     return (
         f"{row.base:.2f}",
         f"{row.accuracy:.2f}",

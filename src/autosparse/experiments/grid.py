@@ -1,4 +1,4 @@
-"""The grid of a comparison: one cell a run, one row a line of the table."""
+"""The grid of a comparison: one cell per run, one row per line of the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autosparse.experiments.methods import has_field, method_block, optimizer_block, sparsity_field
+from autosparse.experiments.method_fields import has_field, method_block, optimizer_block, sparsity_field
 from autosparse.recipes.loading import check_recipe
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.overrides import merged
@@ -65,24 +65,28 @@ def grid(
 ) -> list[Row]:
     """The dense row, then every method at every sparsity under every combination of the variations."""
     _check(methods, sparsities, variations, seeds)
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for method in methods or [recipe.method["name"]]:
         if method == DENSE:
             continue
-        # what a method does not have cannot be varied in it: it keeps one row where others get several
-        own = [axis for axis in variations if _applies(axis[0][0], method)]
-        wanted: Sequence[float | None] = [None] if sparsity_field(method) is None else sparsities or [None]
-        for sparsity in wanted:
-            for varied in itertools.product(*own):
-                _add(found, _row(recipe, method, sparsity, varied, seeds, steps_per_epoch))
+        # what a method does not have cannot be varied in it: it gets one row where others get several
+        axes = [axis for axis in variations if _applies(axis[0][0], method)]
+        goals: Sequence[float | None] = [None] if sparsity_field(method) is None else sparsities or [None]
+        for sparsity in goals:
+            for varied in itertools.product(*axes):
+                _add(rows, _row(recipe, method, sparsity, varied, seeds, steps_per_epoch))
     dense: dict[str, Row] = {}
-    for row in found.values():
-        shared = tuple(each for each in row.varied if not each[0].startswith("method."))
-        dense.setdefault(row.bases[0].name, Row(DENSE, None, shared, row.bases, row.bases))
-    if not found:
+    for row in rows.values():
+        dense.setdefault(row.bases[0].name, Row(DENSE, None, _shared(row.varied), row.bases, row.bases))
+    if not rows:
         bases = _dense(recipe.model_dump(mode="json"), (), seeds)
         dense[bases[0].name] = Row(DENSE, None, (), bases, bases)
-    return [*dense.values(), *found.values()]
+    return [*dense.values(), *rows.values()]
+
+
+def _shared(varied: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """What a variation changes in the dense run too."""
+    return tuple(setting for setting in varied if not setting[0].startswith("method."))
 
 
 def _add(rows: dict[str, Row], row: Row) -> None:
@@ -120,20 +124,20 @@ def _row(
     seeds: int,
     steps_per_epoch: Callable[[Recipe], int],
 ) -> Row:
-    shared = tuple(each for each in varied if not each[0].startswith("method."))
+    shared = _shared(varied)
     content = recipe.model_dump(mode="json")
     for path, value in shared:
         content = with_value(content, path, value)
     bases = _dense(content, shared, seeds)
     base = bases[0].recipe
-    own = method_block(method, content["method"], sparsity, base.train.epochs, lambda: steps_per_epoch(base))
-    content = {**content, "method": own, "optimizer": optimizer_block(method, content["optimizer"])}
+    block = method_block(method, content["method"], sparsity, base.train.epochs, lambda: steps_per_epoch(base))
+    content = {**content, "method": block, "optimizer": optimizer_block(method, content["optimizer"])}
     for path, value in varied:
         content = with_value(content, path, value)
     field = sparsity_field(method)
-    reached = content["method"].get(field) if field else None
-    cells = _seeded(content, _name(method, reached, varied), recipe.seed, seeds)
-    return Row(method, reached, varied, cells, bases)
+    goal = content["method"].get(field) if field else None
+    cells = _seeded(content, _name(method, goal, varied), recipe.seed, seeds)
+    return Row(method, goal, varied, cells, bases)
 
 
 def _dense(content: Mapping[str, Any], shared: tuple[Setting, ...], seeds: int) -> tuple[Cell, ...]:

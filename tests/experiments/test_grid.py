@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autosparse.experiments.cells import Row, grid, parse_variation, with_value
+from autosparse.experiments.grid import Row, grid, parse_variation, with_value
 
 from .parts import small
 
@@ -101,7 +101,7 @@ def test_with_value_leaves_the_rest_alone() -> None:
         ({"vary": ("seed=1,2",)}, "use --seeds"),
         ({"vary": ("method.name=rigl",)}, "use --methods"),
         ({"methods": "rigl", "sparsities": (0.9,), "vary": ("method.schedule=linear",)}, "none of rigl has that field"),
-        ({"vary": ("train.epoch=3",)}, "did you mean epochs"),
+        ({"vary": ("train.epoch=3",)}, "did you mean 'epochs'"),
         ({"vary": ("train.epochs=3,3",)}, None),
         ({"vary": ("optimizer.name=sgd,'sgd ',",)}, "sgd"),
     ],

@@ -8,24 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autosparse.common.tables import Table
 from autosparse.data.config import ImageData, TranslationData
-from autosparse.experiments import tables
-from autosparse.experiments.cells import Cell, Row
-from autosparse.experiments.methods import sparsity_field
+from autosparse.experiments.grid import Cell, Row
+from autosparse.experiments.method_fields import sparsity_field
 from autosparse.experiments.progress import progress
-from autosparse.experiments.results import failures, results
 from autosparse.experiments.runner import Outcome, run_cells
-from autosparse.experiments.summaries import Summary, summarise
-from autosparse.experiments.tables import Table
+from autosparse.experiments.tables import Summary, failures, results, shown, summarise, with_failures, write_table
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
-from autosparse.training.folder import write_text
-
-FILES = ("table.md", "table.csv", "table.json")
 
 
 def steps_counter() -> Callable[[Recipe], int]:
-    """Steps an epoch of a recipe; data that was opened is not opened again."""
+    """Steps per epoch of a recipe; data that was opened is not opened again."""
 
     @cache
     def count(data: ImageData | TranslationData) -> int:
@@ -65,32 +60,18 @@ def plain_rows(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> list[dic
 def table_of(rows: Sequence[Row], outcomes: Mapping[str, Outcome], recipe: Recipe) -> Table:
     """The table for people."""
     paths = list(dict.fromkeys(path for row in rows for path, _ in row.varied))
-    failed = any(failures(row.cells, outcomes) for row in rows)
-    headings = ("method", "asked", *(path.rpartition(".")[2] for path in paths), "Base", measure_name(recipe), "Drop %", "S %")
-    lines = []
-    for row in rows:
-        varied = dict(row.varied)
-        summary = _summary(row, outcomes)
-        cells = list(tables.summary_cells(summary))
-        if row.method == DENSE:
-            cells[1:] = [""] * (len(cells) - 1)
-        asked = f"{100 * row.sparsity:g} %" if row.sparsity is not None else ""
-        lines.append(
-            (
-                row.method,
-                asked,
-                *(str(varied[path]) if path in varied else "" for path in paths),
-                *cells,
-                tables.shown(summary.seconds, 1),
-                *(
-                    ["FAILED: " + "; ".join(failures(row.cells, outcomes)) if failures(row.cells, outcomes) else ""]
-                    if failed
-                    else []
-                ),
-            )
-        )
-    last = ("Train F", "Test F", "seconds", *(("message",) if failed else ()))
-    return Table(f"{recipe.name}: comparison", (*headings, *last), tuple(lines), tuple(_notes(rows, recipe)))
+    columns = (*(path.rpartition(".")[2] for path in paths), "Base", measure_name(recipe), "Drop %", "S %", "Train F", "Test F")
+    lines = [_line(row, paths, _summary(row, outcomes)) for row in rows]
+    table = Table(("method", "asked", *columns, "seconds"), lines, None, f"{recipe.name}: comparison", _notes(rows, recipe))
+    return with_failures(table, [row.cells for row in rows], outcomes)
+
+
+def _line(row: Row, paths: Sequence[str], summary: Summary) -> tuple[str, ...]:
+    asked = f"{100 * row.sparsity:g} %" if row.sparsity is not None else ""
+    varied = {path: str(value) for path, value in row.varied}
+    base, *rest = summary.cells()
+    figures = [""] * len(rest) if row.method == DENSE else rest
+    return (row.method, asked, *(varied.get(path, "") for path in paths), base, *figures, shown(summary.seconds, 1))
 
 
 def measure_name(recipe: Recipe) -> str:
@@ -100,11 +81,9 @@ def measure_name(recipe: Recipe) -> str:
 
 def write_tables(rows: Sequence[Row], outcomes: Mapping[str, Outcome], recipe: Recipe, folder: Path) -> Table:
     """table.md, table.csv and table.json; the table as it was written."""
-    table, plain = table_of(rows, outcomes, recipe), plain_rows(rows, outcomes)
+    table = table_of(rows, outcomes, recipe)
     runs = {name: {"status": outcome.status, "message": outcome.message} for name, outcome in outcomes.items()}
-    content = {"recipe": recipe.model_dump(mode="json"), "rows": plain, "runs": runs, "notes": list(table.notes)}
-    for name, text in zip(FILES, (tables.markdown(table), tables.comma_separated(plain), tables.as_json(content)), strict=True):
-        write_text(folder / name, text)
+    write_table(folder / "table", table, plain_rows(rows, outcomes), {"recipe": recipe.model_dump(mode="json"), "runs": runs})
     return table
 
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import pytest
 
 import autosparse
-from autosparse.experiments import methods
-from autosparse.experiments.methods import interval, method_block, optimizer_block, sparsity_field
+from autosparse.experiments import method_fields as methods
+from autosparse.experiments.method_fields import interval, method_block, optimizer_block, sparsity_field
 
 from .parts import SMALL, small
 
