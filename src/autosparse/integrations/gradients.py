@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ class Gradients:
         self._aside: dict[Tensor, Tensor] = {}
 
     def set_aside(self) -> None:
-        self._aside = {each: each.grad for each in self._sp.thresholds() if each.grad is not None}
+        thresholds = self._sp.thresholds()
+        self._aside = {threshold: threshold.grad for threshold in thresholds if threshold.grad is not None}
         for threshold in self._aside:
             threshold.grad = None
 
@@ -45,11 +46,15 @@ class Gradients:
 
     def _complete(self, optimizer: Optimizer) -> None:
         self.put_back()
-        # once a step, not once a batch of an accumulated step
-        with torch.enable_grad():
-            penalty = self._sp.penalty()
-        if isinstance(penalty, Tensor):
-            weights = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-            for weight, gradient in zip(weights, torch.autograd.grad(penalty, weights, allow_unused=True), strict=True):
-                if gradient is not None:
-                    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        add_penalty(self._sp, [weight for group in optimizer.param_groups for weight in group["params"]])
+
+
+def add_penalty(sp: Sparsifier, weights: Iterable[Tensor]) -> None:
+    """Add the gradient of the method's penalty, once per step: as part of a loss it would count with every batch."""
+    with torch.enable_grad():
+        penalty = sp.penalty()
+    if isinstance(penalty, Tensor):
+        trained = [weight for weight in weights if weight.requires_grad]
+        for weight, gradient in zip(trained, torch.autograd.grad(penalty, trained, allow_unused=True), strict=True):
+            if gradient is not None:
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient

@@ -65,7 +65,7 @@ class SparseTraining(Callback):
         with torch.device("cpu"):  # configure_model runs where new tensors are made on the accelerator
             if self.steps_per_epoch is None:
                 trainer.fit_loop.setup_data()
-                trainer.fit_loop._combined_loader = None  # set up anew after a restore, or it would not get its saved state
+                trainer.fit_loop._combined_loader = None  # set up again after a restore, or it would not get its saved state
             epochs, steps = plan(trainer, self.steps_per_epoch)
             self.sparsifier = sparsify(module, self.method, epochs=epochs, steps_per_epoch=steps, **self.options)
         self._gradients = Gradients(self.sparsifier)
@@ -82,7 +82,7 @@ class SparseTraining(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         unfollow(pl_module, "configure_model", "on_load_checkpoint")
-        if any(torch.finfo(each.dtype).bits < 32 for each in self.sparsifier.thresholds()):
+        if any(torch.finfo(threshold.dtype).bits < 32 for threshold in self.sparsifier.thresholds()):
             raise ValueError(f"precision={trainer.precision!r} rounds the thresholds' changes away: use 'bf16-mixed' or '32'")
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         optimizers = move_thresholds(self.sparsifier, trainer.optimizers, schedulers, self.threshold_decay)

@@ -19,8 +19,10 @@ except ImportError as error:
 def plan(trainer: Trainer, steps: int | None) -> tuple[int, int]:
     """Epochs, and the optimizer steps in each; `steps` where they are known already."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    scheduled = [each for each in callbacks if isinstance(each, GradientAccumulationScheduler)]
-    factors = {factor for each in scheduled for factor in each.scheduling.values()} or {trainer.accumulate_grad_batches}
+    schedulers = [callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)]
+    factors = {factor for scheduler in schedulers for factor in scheduler.scheduling.values()} or {
+        trainer.accumulate_grad_batches
+    }
     if len(factors) > 1:
         raise ValueError("accumulate_grad_batches changes during the run, so epochs differ in optimizer steps: keep it fixed")
     if steps is None:
@@ -61,7 +63,7 @@ class EpochLoss:
         """The mean at the end of an epoch; None if the loss was logged for single steps only, or not at all."""
         metrics = trainer.callback_metrics
         old = metrics.pop(self.name, None)
-        loss: Tensor | None = trainer.callback_metrics.get(self.name)  # Lightning gives it anew if it is of this epoch
+        loss: Tensor | None = trainer.callback_metrics.get(self.name)  # Lightning gives it again if it is of this epoch
         if loss is None and old is not None:
             metrics[self.name] = old
         return self.take_begun() if loss is None else loss

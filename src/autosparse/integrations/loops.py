@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from autosparse.sparsifier import Sparsifier
@@ -24,16 +23,16 @@ def divide(
         raise ValueError("the data has no length: say into how many epochs the run is divided, epochs=...")
     if batches is None and max_steps < 1:
         raise ValueError("the data has no length: set max_steps, so that the end of the run is known")
-    own = max_steps if batches is None else max(1, math.ceil(batches / accumulation))
-    total = max_steps if max_steps > 0 else math.ceil(epochs * own)
-    steps = math.ceil(total / (parts or math.ceil(total / own)))
+    length = max_steps if batches is None else max(1, math.ceil(batches / accumulation))
+    total = max_steps if max_steps > 0 else math.ceil(epochs * length)
+    steps = math.ceil(total / (parts or math.ceil(total / length)))
     return math.ceil(total / steps), steps
 
 
 def without(parameters: Iterable[Tensor], thresholds: Iterable[Tensor]) -> list[Tensor]:
     """The parameters that are not thresholds: gradient clipping is for these."""
-    apart = {id(each) for each in thresholds}
-    return [each for each in parameters if id(each) not in apart]
+    apart = {id(threshold) for threshold in thresholds}
+    return [parameter for parameter in parameters if id(parameter) not in apart]
 
 
 def check_start(sp: Sparsifier, epochs: int, steps_per_epoch: int, first_step: int) -> None:
@@ -48,13 +47,3 @@ def check_start(sp: Sparsifier, epochs: int, steps_per_epoch: int, first_step: i
             f"the run begins at step {first_step}, the Sparsifier stands at step {sp.step}: "
             "a new run needs a new model, and a run that goes on its checkpoint"
         )
-
-
-def add_penalty(sp: Sparsifier) -> None:
-    """Add the gradient of the method's regulariser, once a step: part of a loss it would count with every batch."""
-    penalty = sp.penalty()
-    if isinstance(penalty, Tensor):
-        weights = [each for each in sp.model.parameters() if each.requires_grad]
-        for weight, gradient in zip(weights, torch.autograd.grad(penalty, weights, allow_unused=True), strict=True):
-            if gradient is not None:
-                weight.grad = gradient if weight.grad is None else weight.grad + gradient

@@ -21,33 +21,34 @@ def move_thresholds(
     Returns the optimizers that train sparsified weights. `decay` replaces the method's own choice of the thresholds' decay.
     """
     schedulers = list(schedulers)
-    thresholds = {id(each) for each in sp.thresholds()}
+    thresholds = {id(threshold) for threshold in sp.thresholds()}
     groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    alone = {id(each) for _, group in groups if _ids(group) <= thresholds for each in group["params"]}
+    alone = {number for _, group in groups if _ids(group) <= thresholds for number in _ids(group)}
     moves: dict[int, dict[str, Any]] = {}
     lost = []
     for layer in sp.layers:
-        own = {name: each for name, each in layer.parametrization.named_parameters(prefix=layer.name) if id(each) not in alone}
+        named = layer.parametrization.named_parameters(prefix=layer.name)
+        learned = {name: parameter for name, parameter in named if id(parameter) not in alone}
         home = next((number for number, (_, group) in enumerate(groups) if id(layer.stored) in _ids(group)), None)
-        if own and home is None:
+        if learned and home is None:
             lost.append(layer.name)
         elif home is not None:
-            moves.setdefault(home, {}).update(own)
+            moves.setdefault(home, {}).update(learned)
     if lost:
         raise ValueError(
             f"no optimizer trains {', '.join(lost[:3])}{' ...' if len(lost) > 3 else ''}: their thresholds cannot move: "
             "make the optimizer in configure_optimizers from self.parameters(), or leave these layers dense with exclude=..."
         )
-    moved = {id(each) for own in moves.values() for each in own.values()}
+    moved = {id(parameter) for learned in moves.values() for parameter in learned.values()}
     for _, group in groups:
-        kept = [number for number, each in enumerate(group["params"]) if id(each) not in moved]
+        staying = [number for number, parameter in enumerate(group["params"]) if id(parameter) not in moved]
         for key in ("params", "param_names"):
             if key in group:
-                group[key] = [group[key][number] for number in kept]
-    for home, own in moves.items():
+                group[key] = [group[key][number] for number in staying]
+    for home, learned in moves.items():
         optimizer, source = groups[home]
-        if own:
-            _add_group(sp, optimizer, source, own, schedulers, decay)
+        if learned:
+            _add_group(sp, optimizer, source, learned, schedulers, decay)
     homes = {id(groups[home][0]) for home in moves}
     return [optimizer for optimizer in optimizers if id(optimizer) in homes]
 
@@ -56,14 +57,14 @@ def _add_group(
     sp: Sparsifier,
     optimizer: Optimizer,
     source: dict[str, Any],
-    own: dict[str, Any],
+    learned: dict[str, Any],
     schedulers: list[Any],
     decay: float | None,
 ) -> None:
     options = {key: value for key, value in source.items() if key not in ("params", "param_names")}
     if decay is None:
         decay = sp.method.learned_decay(source.get("weight_decay", 0.0))
-    params = list(own.items()) if "param_names" in source else list(own.values())
+    params = list(learned.items()) if "param_names" in source else list(learned.values())
     count, number = len(optimizer.param_groups), [id(group) for group in optimizer.param_groups].index(id(source))
     # coupled decay under Adam is normalised away; other optimizers ignore the key
     optimizer.add_param_group({**options, "params": params, "weight_decay": decay, "decoupled_weight_decay": True})
@@ -83,4 +84,4 @@ def _extend(scheduler: Any, count: int, number: int) -> None:
 
 
 def _ids(group: dict[str, Any]) -> set[int]:
-    return {id(each) for each in group["params"]}
+    return {id(parameter) for parameter in group["params"]}

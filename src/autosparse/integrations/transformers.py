@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autosparse.integrations.loops import add_penalty, check_start, divide, without
+from autosparse.integrations.gradients import add_penalty
+from autosparse.integrations.loops import check_start, divide, without
 from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
 from autosparse.sparsifier.binding import unwrap
@@ -103,8 +104,8 @@ class _SparseTrainer(Trainer):
         if _internal_call and output_dir is not None:  # a checkpoint; every rank has losses of its own
             losses = self.accelerator.gather(self.loss_sum.reshape(1).to(self.args.device))
             if self.args.should_save:
-                run, weights = self.sparsifier.state_dict(), self.sparsifier.model.state_dict()
-                torch.save({"sparsifier": run, "model": weights, "losses": losses}, Path(output_dir, STATE_FILE))
+                state = {"sparsifier": self.sparsifier.state_dict(), "model": self.sparsifier.model.state_dict()}
+                torch.save({**state, "losses": losses}, Path(output_dir, STATE_FILE))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         plain = self.sparsifier.dense_state_dict()
@@ -140,7 +141,7 @@ class _SparseCallback(TrainerCallback):
         self.sp.bind(kwargs["optimizer"])
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        add_penalty(self.sp)
+        add_penalty(self.sp, self.sp.model.parameters())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Not on_epoch_end: the checkpoint of an epoch's last step is written before that.
