@@ -28,7 +28,7 @@ slow: $(KERNELS)
 	$(PYTEST) -m slow
 
 compare: $(KERNELS)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compare_methods.py
+	$(BIN)/autosparse compare digits --methods all --sparsity 0.9 --out runs/compare-methods
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
