@@ -1,4 +1,4 @@
-"""The `autosparse` command: one file a verb, torch imported inside the verbs only so that `--help` answers at once."""
+"""The `autosparse` command: one file per verb, torch imported inside the verbs only so that `--help` answers at once."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from autosparse import __version__
 from autosparse.cli import bench, compare, env, export, flops, methods, paper, recipes, report, train
 from autosparse.cli import eval as eval_verb
 
-# What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a defect: traceback.
+# What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a bug: traceback.
 USER_ERRORS = (ValueError, TypeError, RuntimeError, ImportError, OSError)
 
 app = typer.Typer(
@@ -37,8 +37,8 @@ app.command("recipes")(recipes.run)
 app.command("report")(report.run)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"autosparse {__version__}")
         raise typer.Exit
 
@@ -53,15 +53,15 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a verb; a user's error becomes one line on stderr and exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # `--debug` is taken from any place, so that it can be appended to a command that has just failed
-    debug = "--debug" in given or os.environ.get("AUTOSPARSE_DEBUG", "0") not in ("", "0")
-    given = [argument for argument in given if argument != "--debug"]
+    debug = "--debug" in words or os.environ.get("AUTOSPARSE_DEBUG", "0") not in ("", "0")
+    words = [argument for argument in words if argument != "--debug"]
     try:
         with warnings.catch_warnings():
             if not debug:
                 warnings.showwarning = show_warning
-            code = app(given, standalone_mode=False)
+            code = app(words, standalone_mode=False)
     except typer.Abort:
         raise SystemExit(130) from None
     except Exception as error:
@@ -79,8 +79,8 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def one_line(error: Exception) -> str | None:
-    """The message of a user's error on one line, or a line a mistake where it lists several; None for a defect of ours."""
-    # typer's usage errors: told by their method since typer carries its own copy of click, without a public name
+    """The message of a user's error on one line, or a line per mistake where it lists several; None for a bug of ours."""
+    # typer's usage errors: recognised by their method since typer carries its own copy of click, without a public name
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         return f"{' '.join(format_message().split())} (see `autosparse --help`)"

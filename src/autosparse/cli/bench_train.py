@@ -11,7 +11,8 @@ import typer
 from autosparse.cli.options import fractions, whole_numbers, words
 
 if TYPE_CHECKING:
-    from autosparse.bench.training import Row
+    from autosparse.bench.tasks import Task
+    from autosparse.bench.training import Row, Settings, Start
     from autosparse.compute.compute import LayerPlan
 
 MODES = ("auto", "dense", "sparse")
@@ -56,15 +57,14 @@ def run(
     out: Path | None = typer.Option(None, help="JSON file to write."),
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
 ) -> None:
-    from autosparse.bench.training import Settings, Start, compare, layer_plans, peak_bytes, prepare, training_conditions
-    from autosparse.common.files import refuse_existing, write_json
+    from autosparse.bench.training import Settings, Start, prepare
+    from autosparse.common.files import refuse_existing
 
     if out is not None:
         refuse_existing(out, force)
     modes = words(compute)
     if not modes or not set(modes) <= set(MODES):
         raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
-
     settings = Settings(
         what=what,
         batch=batch,
@@ -81,32 +81,36 @@ def run(
     )
     task = prepare(settings)
     begins: list[float | None] = [None] if task.densities is not None else [*fractions(sparsity)]
-    starts = [Start(begin, mode) for begin in begins for mode in modes]
+    measure(task, settings, [Start(begin, mode) for begin in begins for mode in modes], rounds, memory, layers, out)
+
+
+run.__doc__ = HELP
+
+
+def measure(
+    task: Task, settings: Settings, starts: list[Start], rounds: int, memory: bool, layers: bool, out: Path | None
+) -> None:
+    """Measure, print and write."""
+    from autosparse.bench.training import compare, layer_plans, peak_bytes, training_conditions
+    from autosparse.common.files import write_json
+
     facts = training_conditions(settings)
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     rows, sides = compare(task, settings, starts, rounds)
     if memory:
         rows = [replace(row, peak_bytes=peak_bytes(settings, start)) for row, start in zip(rows, [None, *starts], strict=True)]
-    typer.echo(f"\n{task.name}, {task.size}, {threads} thread{'s' if threads > 1 else ''}, alpha {alpha:g}")
+    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    typer.echo(f"\n{task.name}, {task.size}, {threads}, alpha {settings.alpha:g}")
     show(rows)
     tables = {name: layer_plans(side.sp) for name, side in sides.items() if side.sp is not None}
     if layers:
         for name, table in tables.items():
             show_layers(name, table)
     if out is not None:
-        write_json(
-            out,
-            {
-                "machine": facts,
-                "settings": asdict(settings),
-                "rows": [row.as_dict() for row in rows],
-                "layers": {name: [asdict(plan) for plan in table] for name, table in tables.items()},
-            },
-        )
+        plans = {name: [asdict(plan) for plan in table] for name, table in tables.items()}
+        figures = [row.as_dict() for row in rows]
+        write_json(out, {"machine": facts, "settings": asdict(settings), "rows": figures, "layers": plans})
         typer.echo(f"written to {out}")
-
-
-run.__doc__ = HELP
 
 
 def show(rows: list[Row]) -> None:

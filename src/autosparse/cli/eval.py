@@ -36,13 +36,13 @@ def run(
     if as_json:
         print_json(figures)
     else:
-        typer.echo(told(figures))
+        typer.echo(as_text(figures))
 
 
 run.__doc__ = HELP
 
 
-def told(figures: dict[str, Any]) -> str:
+def as_text(figures: dict[str, Any]) -> str:
     """The figures as people read them."""
     model = f"{figures['name']}: {figures['method']}" + (
         f", checkpoint {figures['checkpoint']}" if figures["checkpoint"] else ""

@@ -84,8 +84,8 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     tokenizer = finished.folder.tokenizer
     hub.extra_files = [tokenizer] if tokenizer.is_file() else []
     hub.save_pretrained(target, force=force)
-    own = ", model=your_model" if ":" in name else ""
-    return [f"from autosparse.export import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{own})"]
+    argument = ", model=your_model" if ":" in name else ""
+    return [f"from autosparse.export import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{argument})"]
 
 
 def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:

@@ -5,7 +5,7 @@ import typer
 COLUMNS = ("name", "year", "family", "budget", "pruned_gradient", "train_flops", "reference")
 
 
-def run(as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description each.")) -> None:
+def run(as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description per method.")) -> None:
     """List the methods and what sets them apart."""
     import autosparse
     from autosparse.cli.output import print_json

@@ -60,15 +60,15 @@ def run(
     except Interrupted:
         typer.echo("stopped: the runs have saved; the same command again goes on from there", err=True)
         raise typer.Exit(130) from None
-    made = making.make(ready, size, outcomes, folder, lambda line: typer.echo(line, err=True))
-    for table in made.tables:
+    output = making.make(ready, size, outcomes, folder, lambda line: typer.echo(line, err=True))
+    for table in output.tables:
         table.show()
         typer.echo()
-    for path in made.files:
+    for path in output.files:
         typer.echo(str(path))
-    for problem in made.problems:
+    for problem in output.problems:
         typer.echo(problem, err=True)
-    if made.problems or absent or any(outcome.status == "failed" for outcome in outcomes.values()):
+    if output.problems or absent or any(outcome.status == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
 

@@ -85,10 +85,10 @@ def write_report(folder: Path) -> None:
 
 def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
     """What a newcomer wants to know at the end."""
-    from autosparse.training.progress import clock
+    from autosparse.common.words import duration
 
     what = "token accuracy" if recipe.data.kind == "translation" else "accuracy"
-    lines = ["", f"{recipe.name}: {recipe.method['name']}, {result['epochs']} epochs in {clock(result['seconds'])}", ""]
+    lines = ["", f"{recipe.name}: {recipe.method['name']}, {result['epochs']} epochs in {duration(result['seconds'])}", ""]
     accuracy = f"  {what:<15} {result['accuracy']:.2%}"
     if result["base_accuracy"] is not None:
         gap = 100 * (result["accuracy"] - result["base_accuracy"])

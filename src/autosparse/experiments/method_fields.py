@@ -1,4 +1,4 @@
-"""The fields a method gets when it takes the place of a recipe's own: how sparse, how often, by which penalty."""
+"""The fields a method gets when it replaces that of a recipe: how sparse, how often, by which penalty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEARNED: dict[str, dict[str, Any]] = {
 SHORT_RUN = 5_000
 # Rounds after the first; all rounds together share the epochs of the recipe.
 ROUNDS = {"prune_retrain": 1, "lottery": 2}
-# A run has at least so many updates of the mask, where the default counts hundreds of steps or several epochs.
+# Least number of mask updates in a run, where the default counts hundreds of steps or several epochs.
 UPDATES = 30
 # What AutoSparse and STR share: a recipe of one says it for the other too.
 THRESHOLD_FIELDS = ("s_init", "start_sparsity", "g", "threshold", "target_ramp", "target_sparsity")
@@ -30,13 +30,13 @@ THRESHOLD_METHODS = ("autosparse", "str")
 def sparsity_field(name: str) -> str | None:
     """The field that says how sparse the method ends, or None where the loss decides."""
     describe(name)
-    known = {field.name for field in dataclasses.fields(METHODS[name])}
-    return next((field for field in ("target_sparsity", "sparsity") if field in known), None)
+    fields = {field.name for field in dataclasses.fields(METHODS[name])}
+    return next((field for field in ("target_sparsity", "sparsity") if field in fields), None)
 
 
 def has_field(name: str, field: str) -> bool:
     """Whether the method's config has this field."""
-    return field in {each.name for each in dataclasses.fields(METHODS[name])}
+    return any(field == candidate.name for candidate in dataclasses.fields(METHODS[name]))
 
 
 def interval(default: int, length: int, epoch: int = 1) -> int:
@@ -45,24 +45,24 @@ def interval(default: int, length: int, epoch: int = 1) -> int:
 
 
 def method_block(
-    name: str, own: Mapping[str, Any], sparsity: float | None, epochs: int, steps_per_epoch: Callable[[], int]
+    name: str, replaced: Mapping[str, Any], sparsity: float | None, epochs: int, steps_per_epoch: Callable[[], int]
 ) -> dict[str, Any]:
-    """The `method` block of `name` in the place of `own`, a recipe's block; the recipe's own method keeps its fields."""
+    """The `method` block of `name` in place of `replaced`, the recipe's block; the recipe's method keeps its fields."""
     field = sparsity_field(name)
-    if name == own["name"]:
-        block = dict(own)
+    if name == replaced["name"]:
+        block = dict(replaced)
         if field and sparsity is not None:
             block[field] = sparsity
             block.pop("autotune", None)  # auto-tuning and a target both decide how sparse the run becomes
         return block
     block = {"name": name}
     if field:
-        wanted = sparsity if sparsity is not None else own.get("target_sparsity", own.get("sparsity"))
-        if wanted is None:
+        goal = sparsity if sparsity is not None else replaced.get("target_sparsity", replaced.get("sparsity"))
+        if goal is None:
             raise ValueError(f"the recipe says no sparsity that {name} could aim at; add --sparsity, such as --sparsity 0.8")
-        if name in THRESHOLD_METHODS and own["name"] in THRESHOLD_METHODS:
-            block |= {shared: own[shared] for shared in THRESHOLD_FIELDS if shared in own}
-        block[field] = wanted
+        if name in THRESHOLD_METHODS and replaced["name"] in THRESHOLD_METHODS:
+            block |= {shared: replaced[shared] for shared in THRESHOLD_FIELDS if shared in replaced}
+        block[field] = goal
     if name in ROUNDS:
         block["rounds"] = next((rounds for rounds in range(ROUNDS[name], 0, -1) if epochs % (rounds + 1) == 0), ROUNDS[name])
     return block | _scaled(name, epochs, steps_per_epoch)
@@ -82,6 +82,6 @@ def _scaled(name: str, epochs: int, steps_per_epoch: Callable[[], int]) -> dict[
     return {}
 
 
-def optimizer_block(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_block(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     """The `optimizer` block under `name`: TopKAST's penalty takes the place of weight decay."""
-    return {**own, "weight_decay": 0.0} if name.startswith("topkast") else dict(own)
+    return {**block, "weight_decay": 0.0} if name.startswith("topkast") else dict(block)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from autosparse.models.attention import Attention, FeedForward, KeysAndValues
 from autosparse.models.checks import one_of, probability, whole
+from autosparse.models.chunked_loss import chunked_cross_entropy
 
 Norm = Literal["pre", "post"]
 
@@ -153,6 +154,10 @@ class Transformer(nn.Module):
     def states(self, source: Tensor, target: Tensor) -> Tensor:
         """What `output` turns into the logits, for a loss that never holds all of them (chunked_cross_entropy)."""
         return self._decoder_states(target, self.encode(source), source == self.padding_id)
+
+    def chunked_loss(self, source: Tensor, target: Tensor, expected: Tensor, **options: Any) -> Tensor:
+        """Cross-entropy of the logits with less memory and time; `options` are those of `chunked_cross_entropy`."""
+        return chunked_cross_entropy(self.states(source, target), self.output, expected, **options)
 
     def encode(self, source: Tensor) -> Tensor:
         """The encoder's states (batch, source length, size)."""

@@ -31,7 +31,7 @@ def lines_of(error: ValidationError, model: type[BaseModel], place: str = "") ->
 def _line(error: dict[str, Any], model: type[BaseModel], place: str) -> str:
     steps, owner = _resolve(error["loc"], model)
     path = ".".join([*([place] if place else []), *steps])
-    given, kind = error["input"], error["type"]
+    value, kind = error["input"], error["type"]
     allowed = list(owner.model_fields) if owner else []
     if kind == "extra_forbidden":
         otherwise = _elsewhere(steps[-1], model) or f"; allowed: {', '.join(allowed)}"
@@ -46,15 +46,15 @@ def _line(error: dict[str, Any], model: type[BaseModel], place: str) -> str:
         )
     if kind == "literal_error":
         words = error["ctx"]["expected"].replace("'", "")
-        hint = did_you_mean(str(given), words.replace(" or ", ", ").split(", "), ";")
-        return f"{path}: {given!r} is not allowed{hint} allowed: {words}"
+        hint = did_you_mean(str(value), words.replace(" or ", ", ").split(", "), ";")
+        return f"{path}: {value!r} is not allowed{hint} allowed: {words}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         fields = f" with {', '.join(allowed)}" if allowed else ""
-        return f"{path}: must be a block{fields}, got {given!r}"
+        return f"{path}: must be a block{fields}, got {value!r}"
     if kind == "value_error":
         return f"{path}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
     message = error["msg"].replace("Input should be", "must be")
-    return f"{path}: {message}, got {given!r}"
+    return f"{path}: {message}, got {value!r}"
 
 
 def _resolve(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:

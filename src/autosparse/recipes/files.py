@@ -25,10 +25,10 @@ def find_recipe(name_or_path: str | Path, beside: Path | None = None) -> Path:
     text = str(name_or_path)
     looks_like_path = isinstance(name_or_path, Path) or text.endswith(_SUFFIXES) or "/" in text or "\\" in text
     if not looks_like_path:
-        known = recipe_names()
-        if text in known:
+        names = recipe_names()
+        if text in names:
             return _folder() / f"{text}.yaml"
-        hint = did_you_mean(text, known, ";")
+        hint = did_you_mean(text, names, ";")
         raise ValueError(f"there is no recipe {text!r}{hint} `autosparse recipes` lists all; a file of your own ends in .yaml")
     path = beside.parent / text if beside else Path(text)
     if not path.is_file():

@@ -35,25 +35,26 @@ def recipe_schema() -> dict[str, Any]:
 
 def _method(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     if name == DENSE:
-        own: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+        schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
         text = "Trains without sparsity."
     else:
         from autosparse.methods import describe
 
-        own = fields_model(name).model_json_schema(ref_template="#/$defs/{model}")
-        definitions.update(own.pop("$defs", {}))
+        schema = fields_model(name).model_json_schema(ref_template="#/$defs/{model}")
+        definitions.update(schema.pop("$defs", {}))
         text = describe(name).doc
-        for field in own["properties"].values():
+        for field in schema["properties"].values():
             if "anyOf" in field and any("$ref" in kind for kind in field["anyOf"]):
                 field["anyOf"].append({"type": "boolean"})
-    return {**own, "title": f"method {name}", "description": text, "properties": {"name": {"const": name}, **own["properties"]}}
+    properties = {"name": {"const": name}, **schema["properties"]}
+    return {**schema, "title": f"method {name}", "description": text, "properties": properties}
 
 
 def _loosen(part: Any) -> None:
     if isinstance(part, dict):
         part.pop("required", None)
-        for each in part.values():
-            _loosen(each)
+        for inner in part.values():
+            _loosen(inner)
     elif isinstance(part, list):
-        for each in part:
-            _loosen(each)
+        for inner in part:
+            _loosen(inner)

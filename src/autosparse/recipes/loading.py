@@ -18,7 +18,7 @@ __all__ = ["check_recipe", "differences", "dump_recipe", "load_recipe", "recipe_
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by its name or from a file, with `a.b=c` overrides; every mistake is told at once."""
+    """A recipe by its name or from a file, with `a.b=c` overrides; all mistakes are reported at once."""
     path = find_recipe(name_or_path)
     block = changes.apply(merged_block(path), overrides)
     return check_recipe(block, f"recipe {name_or_path}")

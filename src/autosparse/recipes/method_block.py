@@ -33,12 +33,12 @@ def check_method(block: Mapping[str, Any]) -> dict[str, Any]:
     """The block with its values in their right types; Problems list every mistake."""
     fields = dict(block)
     name = fields.pop("name", None)
-    known = method_names()
+    names = method_names()
     if not isinstance(name, str):
-        raise Problems([f"method.name: {'missing' if name is None else repr(name)}; give one of {', '.join(known)}"])
-    if name not in known:
+        raise Problems([f"method.name: {'missing' if name is None else repr(name)}; give one of {', '.join(names)}"])
+    if name not in names:
         raise Problems(
-            [f"method.name: there is no method {name!r}{did_you_mean(name, known, ';')} Methods: {', '.join(known)}"]
+            [f"method.name: there is no method {name!r}{did_you_mean(name, names, ';')} Methods: {', '.join(names)}"]
         )
     allowed = field_names(name)
     lines = [_foreign(name, field, allowed) for field in fields if field not in allowed]

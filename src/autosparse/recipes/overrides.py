@@ -9,7 +9,7 @@ from autosparse.common.warnings import warn
 from autosparse.recipes.method_block import DENSE, field_names, method_names
 from autosparse.recipes.yaml_text import read_value
 
-# Fields that say the same wish in different methods: how many zeros to end with.
+# Fields with one meaning in different methods: how many zeros to end with.
 _SPARSITIES = ("target_sparsity", "sparsity")
 
 
@@ -40,21 +40,22 @@ def parse(override: str) -> tuple[list[str], Any]:
     return steps, read_value(text, f"--set {override}")
 
 
-def switched(method: Any, name: str, given: Sequence[str] = ()) -> Any:
-    """A method block for another method: what both know stays, the wanted sparsity stays, the rest is left out and told."""
+def switched(method: Any, name: str, overridden: Sequence[str] = ()) -> Any:
+    """A method block for another method: what both have and the target sparsity stay, the rest is dropped with a warning."""
     block = {"name": method} if isinstance(method, str) else dict(method or {})
     if block.get("name") == name or name not in method_names():
         return {**block, "name": name}
-    own = field_names(name)
-    kept = {field: value for field, value in block.items() if field in own}
-    wish = next((block[field] for field in _SPARSITIES if isinstance(block.get(field), float)), None)
+    allowed = field_names(name)
+    fields = {field: value for field, value in block.items() if field in allowed}
+    sparsity = next((block[field] for field in _SPARSITIES if isinstance(block.get(field), float)), None)
     for field in _SPARSITIES:
-        if wish is not None and field in own and field not in given:
-            kept[field] = wish
-    left = [field for field in block if field not in own and field != "name" and not (wish == block[field] in kept.values())]
-    if left and name != DENSE:
-        warn(f"method {name} has no {', '.join(left)}: the recipe's values for {block.get('name')} are left out")
-    return {"name": name, **kept}
+        if sparsity is not None and field in allowed and field not in overridden:
+            fields[field] = sparsity
+    foreign = [field for field in block if field not in allowed and field != "name"]
+    dropped = [field for field in foreign if not (sparsity == block[field] in fields.values())]
+    if dropped and name != DENSE:
+        warn(f"method {name} has no {', '.join(dropped)}: the recipe's values for {block.get('name')} are left out")
+    return {"name": name, **fields}
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

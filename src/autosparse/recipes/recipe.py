@@ -43,7 +43,7 @@ class SparsifyBlock(Block):
     exclude: tuple[str, ...] | None = Field(None, description="Layers that stay dense.")
     density_floor: float = Field(0.01, ge=0, lt=1, description="Density that the guard keeps in every layer.")
     guard: Literal["hold", "warn", "stop"] | None = "hold"
-    convention: str = Field("paper", description="How training FLOPs are counted; see docs/equations.")
+    convention: str = Field("paper", description="How training FLOPs are counted; see docs/what-is-real.md.")
     baseline_epochs: int | None = Field(None, ge=1, description="Epochs of the dense run that Train F compares with.")
 
     @field_validator("include", "exclude", mode="before")
@@ -111,8 +111,8 @@ class TrainBlock(Block):
     channels_last: bool = False
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="For several processes; fsdp shards large models.")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes the accelerator that is there.")
-    threads: int | None = Field(None, ge=1, description="torch's threads a process; torch's own choice by default.")
-    save_minutes: float = Field(10.0, gt=0, description="A checkpoint at least every so many minutes, and after every epoch.")
+    threads: int | None = Field(None, ge=1, description="torch's threads per process; torch's choice by default.")
+    save_minutes: float = Field(10.0, gt=0, description="Longest time between checkpoints; every epoch ends with one too.")
     dense_beside: bool = Field(False, description="Train the dense model of the same length too, to compare with.")
     score_batches: int = Field(4, ge=1, description="Batches that SNIP, GraSP and SynFlow look at before training.")
 

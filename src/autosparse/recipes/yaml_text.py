@@ -23,19 +23,19 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
+        lines: dict[Any, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in lines and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} is given twice, in lines {seen[key.value]} and {line}; keep one"
+                    problem=f"key {key.value!r} is given twice, in lines {lines[key.value]} and {line}; keep one"
                 )
             if not isinstance(key, yaml.ScalarNode) or key.tag not in (
                 "tag:yaml.org,2002:str",
                 "tag:yaml.org,2002:merge",
             ):
                 raise yaml.MarkedYAMLError(problem=f"line {line}: a key must be a word")
-            seen[key.value] = line
+            lines[key.value] = line
         return super().construct_mapping(node, deep)
 
     def construct_whole(self, node: yaml.ScalarNode) -> int:
@@ -93,11 +93,11 @@ def read_block(text: str, source: str) -> dict[str, Any]:
     """A YAML file that holds keys and values."""
     value = read_value(text, source)
     if not isinstance(value, dict):
-        found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{source}: a recipe is a block of `key: value` lines, found {found}")
+        kind = "nothing" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{source}: a recipe is a block of `key: value` lines, not {kind}")
     return value
 
 
 def write_block(block: dict[str, Any]) -> str:
-    """YAML in the given order, one key a line."""
+    """YAML in the given order, one key per line."""
     return yaml.dump(block, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)

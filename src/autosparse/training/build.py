@@ -20,17 +20,17 @@ from autosparse.sparsifier import Sparsifier
 from autosparse.training.rates import all_rates
 
 
-def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device that a recipe names; auto takes the accelerator that is there."""
-    if wanted == "auto":
+    if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        wanted = accelerator.type if accelerator else "cpu"
+        name = accelerator.type if accelerator else "cpu"
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"train.device = {wanted!r} cannot be used here ({str(error).splitlines()[0]}); cpu always can"
+            f"train.device = {name!r} cannot be used here ({str(error).splitlines()[0]}); cpu always can"
         ) from error
     return torch.device(device.type, local_rank) if device.type == "cuda" and device.index is None else device
 
@@ -122,10 +122,9 @@ def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, ste
     block = recipe.optimizer
     groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": block.weight_decay}]
     if not block.norm_decay:
-        everything = list(model.parameters())
         groups = [
-            {"params": [each for each in everything if each.ndim > 1], "weight_decay": block.weight_decay},
-            {"params": [each for each in everything if each.ndim <= 1], "weight_decay": 0.0},
+            {"params": [weight for weight in model.parameters() if weight.ndim > 1], "weight_decay": block.weight_decay},
+            {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
         ]
     if sp is not None:
         decay = block.threshold_decay

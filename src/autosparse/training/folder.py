@@ -231,7 +231,7 @@ def _read_result(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: macs must be an object with a number for every layer")
     for place, entry in enumerate(result.get("controller") or []):
         if not isinstance(entry, list) or len(entry) != 4 or any(number(value) is None for value in entry):
-            raise ValueError(f"{path} is damaged: controller[{place}] must be [step, wanted, reached, factor]")
+            raise ValueError(f"{path} is damaged: controller[{place}] must be [step, target, reached, factor]")
     return result
 
 

@@ -8,181 +8,138 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autosparse.models import chunked_cross_entropy
-from autosparse.models.transformer import Transformer
-from autosparse.training.progress import Moment
+from autosparse.common.ranks import mean_over_ranks
 from autosparse.training.rates import learning_rate
+from autosparse.training.records import is_best, metrics, moment
 from autosparse.training.session import Session
 from autosparse.training.signals import Stopped
-from autosparse.training.validate import Score, autocast, summed_loss, validate
+from autosparse.training.validate import IGNORED, autocast, summed_loss, validate
 
-LOOK_EVERY = 10  # steps between looks at the loss and, with several processes, at requests to stop
+CHECK_EVERY = 10  # steps between checks of the loss and, with several processes, of requests to stop
 
 
-def fit(run: Session, epochs: int) -> None:
+def fit(session: Session, epochs: int) -> None:
     """Train from where the run stands until `epochs` are done."""
-    run.progress.start(f"{run.recipe.name} {run.recipe.method['name']}", epochs * run.steps, run.position.step)
+    title = f"{session.recipe.name} {session.recipe.method['name']}"
+    session.progress.start(title, epochs * session.steps, session.position.step)
     try:
-        while run.position.epoch < epochs:
-            train_epoch(run)
-            close_epoch(run)
+        while session.position.epoch < epochs:
+            train_epoch(session)
+            close_epoch(session)
     except ValueError:
-        run.check_finite()  # the guard and the ledger refuse numbers that are none, each in its own words
+        session.check_finite()  # the guard and the ledger refuse NaN in words of their own; say what happened instead
         raise
     finally:
-        run.progress.stop()
+        session.progress.stop()
 
 
-def train_epoch(run: Session) -> None:
+def train_epoch(session: Session) -> None:
     """The batches of one epoch that are still to come."""
-    position = run.position
-    run.runner.train()
-    for inputs, target in run.data.train.epoch(position.epoch, skip=position.batch):
-        set_rate(run)
-        run.loss_sum += train_step(run, tuple(each.to(run.device) for each in inputs), target.to(run.device))
+    position = session.position
+    session.runner.train()
+    for inputs, target in session.data.train.epoch(position.epoch, skip=position.batch):
+        set_rate(session)
+        moved = tuple(tensor.to(session.device) for tensor in inputs)
+        session.loss_sum += train_step(session, moved, target.to(session.device))
         position.batch += 1
         position.step += 1
-        look = position.step % LOOK_EVERY == 0
-        if look:
-            run.check_loss()
-            run.progress.update(moment(run))
-        if (look or run.processes.world == 1) and run.processes.any(bool(run.stop), run.device):
-            run.save()
-            raise Stopped(f"stopped at epoch {position.epoch + 1}, step {position.step}, and saved", run.stop.code)
-        if look and run.processes.any(run.save_due, run.device):
-            run.save()
+        is_check = position.step % CHECK_EVERY == 0
+        if is_check:
+            session.check_loss()
+            session.progress.update(moment(session))
+        if (is_check or session.processes.world == 1) and session.processes.any(bool(session.stop), session.device):
+            session.save()
+            raise Stopped(f"stopped at epoch {position.epoch + 1}, step {position.step}, and saved", session.stop.code)
+        if is_check and session.processes.any(session.save_due, session.device):
+            session.save()
 
 
-def train_step(run: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
+def train_step(session: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
     """One optimizer step on one batch, in `accumulate` parts; returns its mean loss without the method's penalty."""
-    settings = run.recipe.train
-    count = run.targets_a_rank(target)
-    run.optimizer.zero_grad()
-    total = torch.zeros_like(run.loss_sum)
+    settings = session.recipe.train
+    count = session.targets_per_rank(target)
+    session.optimizer.zero_grad()
+    total = torch.zeros_like(session.loss_sum)
     parts = split(inputs, target, settings.accumulate)
-    for number, (part, wanted) in enumerate(parts, start=1):
-        with reduce_gradients(run, last=number == len(parts)):
-            loss = part_loss(run, part, wanted) / count
+    for number, (part, part_target) in enumerate(parts, start=1):
+        with reduce_gradients(session, last=number == len(parts)):
+            loss = part_loss(session, part, part_target) / count
             total += loss.detach()
-            if number == len(parts) and run.sp is not None:
-                loss = loss + run.sp.penalty()
+            if number == len(parts) and session.sp is not None:
+                loss = loss + session.sp.penalty()
             loss.backward()  # type: ignore[no-untyped-call]
     if settings.clip is not None:
-        torch.nn.utils.clip_grad_norm_(run.weights, settings.clip)
-    run.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(session.weights, settings.clip)
+    session.optimizer.step()
     return total
 
 
-def part_loss(run: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
-    """The loss summed over targets; a translation model on the CPU makes it by chunks of tokens, in less memory and time."""
-    settings, padding = run.recipe.train, run.data.padding_id
-    smoothing = settings.label_smoothing
-    with autocast(run.device, settings.precision):
-        alone = run.runner is run.model and not run.sharded and run.device.type == "cpu"
-        if alone and isinstance(run.model, Transformer) and padding is not None:
-            states, layer = run.model.states(*inputs), run.model.output
-            return chunked_cross_entropy(
-                states, layer, target, ignore_index=padding, label_smoothing=smoothing, reduction="sum"
-            )
-        output = run.runner(*inputs)
-    return summed_loss(output, target, padding, smoothing)
+def part_loss(session: Session, inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    """The loss summed over targets; a model that has a `chunked_loss` makes it itself where it trains alone on the CPU."""
+    settings, padding = session.recipe.train, session.data.padding_id
+    chunked = getattr(session.model, "chunked_loss", None)
+    alone = session.runner is session.model and not session.sharded and session.device.type == "cpu"
+    with autocast(session.device, settings.precision):
+        if chunked is not None and alone:
+            ignored = IGNORED if padding is None else padding
+            options = {"ignore_index": ignored, "label_smoothing": settings.label_smoothing, "reduction": "sum"}
+            loss: Tensor = chunked(*inputs, target, **options)
+            return loss
+        output = session.runner(*inputs)
+    return summed_loss(output, target, padding, settings.label_smoothing)
 
 
-def close_epoch(run: Session) -> None:
-    """Validate, tell the method, write the figures, save."""
-    position, finished = run.position, run.position.epoch + 1
-    run.check_loss()
-    loss = float(run.loss_sum) / run.steps
-    rate = run.optimizer.param_groups[0]["lr"]
-    alpha = run.sp.alpha if run.sp else None
-    if run.sp is not None:
-        run.sp.end_epoch(loss=loss)
-    run.processes.share_buffers(run.model)
+def close_epoch(session: Session) -> None:
+    """Validate, end the method's epoch, write the figures, save."""
+    position, finished = session.position, session.position.epoch + 1
+    session.check_loss()
+    loss = float(session.loss_sum) / session.steps
+    rate = session.optimizer.param_groups[0]["lr"]
+    alpha = session.sp.alpha if session.sp else None
+    if session.sp is not None:
+        session.sp.end_epoch(loss=loss)
+    session.processes.share_buffers(session.model)
     score = validate(
-        run.model,
-        run.data.validation,
-        run.device,
-        padding_id=run.data.padding_id,
-        precision=run.recipe.train.precision,
-        processes=run.processes,
+        session.model,
+        session.data.validation,
+        session.device,
+        padding_id=session.data.padding_id,
+        precision=session.recipe.train.precision,
+        processes=session.processes,
     )
-    best = is_best(run, score)
+    best = is_best(session, score)
     if best:
         position.best_accuracy, position.best_epoch = score.accuracy, finished
-        position.best_sparsity = run.sp.sparsity() if run.sp else 0.0
-    line = metrics(run, finished, run.processes_mean(loss), rate, alpha, score)
-    if run.sp is not None and finished % run.stage_epochs == 0 and finished < run.recipe.train.epochs:
-        run.sp.next_round(run.optimizer)
+        position.best_sparsity = session.sp.sparsity() if session.sp else 0.0
+    line = metrics(session, finished, mean_over_ranks(loss, session.device), rate, alpha, score)
+    if session.sp is not None and finished % session.stage_epochs == 0 and finished < session.recipe.train.epochs:
+        session.sp.next_round(session.optimizer)
     position.epoch, position.batch = finished, 0
-    run.loss_sum.zero_()
-    run.record(line)
-    run.progress.update(moment(run, loss, score.accuracy))
-    run.save(best=best)
+    session.loss_sum.zero_()
+    session.record(line)
+    session.progress.update(moment(session, loss, score.accuracy))
+    session.save(best=best)
 
 
-def set_rate(run: Session) -> None:
-    """The learning rate of the coming step; every round of a method begins anew."""
-    step = run.position.step % (run.stage_epochs * run.steps)
-    rate = learning_rate(run.recipe.schedule, run.recipe.optimizer.lr, step, run.steps, run.stage_epochs)
-    for group in run.optimizer.param_groups:
+def set_rate(session: Session) -> None:
+    """The learning rate of the coming step; every round of a method begins from its first rate."""
+    step = session.position.step % (session.stage_epochs * session.steps)
+    rate = learning_rate(session.recipe.schedule, session.recipe.optimizer.lr, step, session.steps, session.stage_epochs)
+    for group in session.optimizer.param_groups:
         group["lr"] = rate
 
 
 def split(inputs: tuple[Tensor, ...], target: Tensor, parts: int) -> list[tuple[tuple[Tensor, ...], Tensor]]:
     """A batch in parts of nearly the same size."""
-    pieces = zip(*(each.chunk(parts) for each in (*inputs, target)), strict=True)
+    pieces = zip(*(tensor.chunk(parts) for tensor in (*inputs, target)), strict=True)
     return [(piece[:-1], piece[-1]) for piece in pieces]
 
 
-def reduce_gradients(run: Session, last: bool) -> AbstractContextManager[Any]:
+def reduce_gradients(session: Session, last: bool) -> AbstractContextManager[Any]:
     """Ranks exchange gradients with the last part of a step only."""
-    if run.sharded:
-        run.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-    elif run.processes.world > 1 and not last:
-        skip: AbstractContextManager[Any] = run.runner.no_sync()  # type: ignore[operator]
+    if session.sharded:
+        session.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+    elif session.processes.world > 1 and not last:
+        skip: AbstractContextManager[Any] = session.runner.no_sync()  # type: ignore[operator]
         return skip
     return nullcontext()
-
-
-def is_best(run: Session, score: Score) -> bool:
-    """Whether this is the most accurate of the sparsest epochs; half a point of sparsity is the same sparsity."""
-    if run.sp is None:
-        return score.accuracy > run.position.best_accuracy
-    gained = run.sp.sparsity() - run.position.best_sparsity
-    return gained > 0.005 or (gained >= -0.005 and score.accuracy > run.position.best_accuracy)
-
-
-def metrics(run: Session, epoch: int, loss: float, rate: float, alpha: float | None, score: Score) -> dict[str, Any]:
-    """The line of an epoch in metrics.jsonl; rate and alpha are those it was trained with."""
-    line: dict[str, Any] = {
-        "epoch": epoch,
-        "step": run.position.step,
-        "loss": loss,
-        "lr": rate,
-        "validation_loss": score.loss,
-        "accuracy": score.accuracy,
-        "seconds": run.seconds,
-    }
-    if run.sp is not None:
-        past = run.sp.history[-1]
-        line |= {"alpha": alpha, **{name: past[name] for name in ("sparsity", "densities", "thresholds")}}
-        line |= {"train_fraction": run.sp.cost.train_fraction, "test_fraction": run.sp.cost.test_fraction}
-    return line
-
-
-def moment(run: Session, loss: float | None = None, accuracy: float | None = None) -> Moment:
-    """What the progress shows now; the accuracy is that of the last epoch."""
-    position, past = run.position, run.sp.history if run.sp else []
-    mean = float(run.loss_sum) / max(1, position.batch) if loss is None else loss
-    if accuracy is not None:
-        run.last_accuracy = accuracy
-    return Moment(
-        min(position.epoch + 1, run.recipe.train.epochs),
-        run.recipe.train.epochs,
-        position.step,
-        run.steps,
-        mean,
-        run.last_accuracy,
-        run.sp.alpha if run.sp else None,
-        past[-1]["sparsity"] if past else None,
-    )

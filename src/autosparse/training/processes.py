@@ -30,20 +30,20 @@ class Processes:
         return self.rank == 0
 
     def once(self, work: Callable[[], Value]) -> Value:
-        """What rank 0 makes of `work`, given to all; its error is raised on all, so that none is left waiting."""
+        """The result of rank 0's `work`, on all ranks; its error is raised on all, so that none is left waiting."""
         if self.world == 1:
             return work()
-        held: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.leads:
             try:
-                held[0] = work()
+                outcome[0] = work()
             except (ValueError, RuntimeError, OSError) as error:
-                held[1] = (type(error), str(error))
-        dist.broadcast_object_list(held, src=0)
-        if held[1] is not None:
-            kind, message = held[1]
+                outcome[1] = (type(error), str(error))
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            kind, message = outcome[1]
             raise kind(message)
-        return held[0]  # type: ignore[no-any-return]
+        return outcome[0]  # type: ignore[no-any-return]
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, on all."""
@@ -86,11 +86,11 @@ def joined(device_type: str) -> Iterator[Processes]:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device_type == "cuda":
         torch.cuda.set_device(local)
-    ours = not dist.is_initialized()
-    if ours:
+    begins_here = not dist.is_initialized()
+    if begins_here:
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
     yield Processes(dist.get_rank(), dist.get_world_size(), local)
-    if ours:  # after an error the others are not waited for: torchrun ends them
+    if begins_here:  # after an error the others are not waited for: torchrun ends them
         dist.barrier()
         dist.destroy_process_group()
         time.sleep(SETTLE_SECONDS)
@@ -117,7 +117,6 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    repeated = [each for child in model.children() if isinstance(child, nn.ModuleList | nn.Sequential) for each in child]
-    return [
-        each for each in repeated if any(True for _ in each.parameters()) and all(owners[id(p)] == 1 for p in each.parameters())
-    ]
+    repeated = [block for child in model.children() if isinstance(child, nn.ModuleList | nn.Sequential) for block in child]
+    unshared = [block for block in repeated if all(owners[id(parameter)] == 1 for parameter in block.parameters())]
+    return [block for block in unshared if any(True for _ in block.parameters())]

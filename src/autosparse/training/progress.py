@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, a line a minute elsewhere."""
+"""What a person sees of a run: a live bar on a terminal, a line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from autosparse.common.words import duration
 
 LINE_SECONDS = 60.0
 
@@ -49,7 +51,7 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line a minute, for logs."""
+    """A line per minute, for logs."""
 
     def start(self, title: str, total: int, done: int) -> None:
         self._title, self._total, self._first = title, total, done
@@ -60,7 +62,7 @@ class Lines(Progress):
         if now - self._printed >= LINE_SECONDS:
             self._printed = now
             left = (now - self._began) * (self._total - moment.step) / max(1, moment.step - self._first)
-            self.say(f"{self._title}  {moment.text()}  {clock(left)} left")
+            self.say(f"{self._title}  {moment.text()}  {duration(left)} left")
 
     def say(self, message: str) -> None:
         print(message, flush=True)
@@ -98,10 +100,3 @@ def choose_progress(quiet: bool) -> Progress:
     if quiet:
         return Progress()
     return Bar() if sys.stdout.isatty() else Lines()
-
-
-def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -58,8 +58,8 @@ class Session:
         self.steps = self.data.train.steps
         self.stage_epochs = stage_epochs(self.recipe, self.method)
         self.sharded = self.recipe.train.strategy == "fsdp" and self.processes.world > 1
-        learned = {id(each) for each in self.sp.thresholds()} if self.sp else set()
-        self.weights = [each for each in self.model.parameters() if id(each) not in learned]
+        thresholds = {id(threshold) for threshold in self.sp.thresholds()} if self.sp else set()
+        self.weights = [weight for weight in self.model.parameters() if id(weight) not in thresholds]
         self.loss_sum: Tensor = torch.zeros(
             (), dtype=torch.float32 if self.device.type == "mps" else torch.float64, device=self.device
         )
@@ -84,13 +84,13 @@ class Session:
         """Write a checkpoint; every rank calls it."""
         self.check_finite()
         self._saved = time.monotonic()
-        own = self.processes.gather({"random": randomness.state(), "loss_sum": float(self.loss_sum)})
+        ranks = self.processes.gather({"random": randomness.state(), "loss_sum": float(self.loss_sum)})
         rest = {
             "recipe": dump_recipe(self.recipe),
             "world": self.processes.world,
             "position": {**asdict(self.position), "seconds": self.seconds},
             "sparsifier": None if self.sp is None else self.sp.state_dict(),
-            "ranks": own,
+            "ranks": ranks,
         }
         if self.sharded:
             from autosparse.training import sharded  # loads slowly, and few runs need it
@@ -124,20 +124,16 @@ class Session:
         if self.sp is not None:
             self.sp.load_state_dict(rest["sparsifier"])
         self.position = Position(**rest["position"])
-        own = rest["ranks"][self.processes.rank]
-        self.loss_sum.fill_(own["loss_sum"])
-        randomness.restore(own["random"])
+        this_rank = rest["ranks"][self.processes.rank]
+        self.loss_sum.fill_(this_rank["loss_sum"])
+        randomness.restore(this_rank["random"])
         return True
 
-    def targets_a_rank(self, target: Tensor) -> Tensor | int:
+    def targets_per_rank(self, target: Tensor) -> Tensor | int:
         """Targets of a step over all ranks, divided by their number: ranks average gradients, and their shares may differ."""
         if self.data.padding_id is None:
             return target.numel()
         return self.processes.total((target != self.data.padding_id).sum()) / self.processes.world
-
-    def processes_mean(self, value: float) -> float:
-        """The mean over ranks."""
-        return sum(self.processes.gather(value)) / self.processes.world
 
     def record(self, line: dict[str, Any]) -> None:
         """Write the figures of an epoch; rank 0 alone."""
@@ -151,32 +147,29 @@ class Session:
             self._board.flush()
 
     def check_loss(self) -> None:
-        """Stop at a loss that is no number."""
+        """Stop at a NaN or infinite loss."""
         if not bool(torch.isfinite(self.loss_sum)):
             raise self._diverged()
 
     def check_finite(self) -> None:
-        """Stop at a loss or weight that is no number, before it reaches a checkpoint."""
-        sums = [self.loss_sum.detach().float()] + [each.detach().float().sum() for each in self.local_weights()]
+        """Stop at a NaN or infinite loss or weight, before it reaches a checkpoint."""
+        sums = [self.loss_sum.detach().float()] + [weight.detach().float().sum() for weight in self.local_weights()]
         if not bool(torch.isfinite(torch.stack(sums)).all()):
             raise self._diverged()
 
     def _diverged(self) -> Diverged:
-        kept = (
-            f"the last good checkpoint is kept in {self.folder.checkpoints}"
-            if self.folder.checkpoints.exists()
-            else "none was saved"
-        )
+        place = self.folder.checkpoints
+        saved = f"the last good checkpoint is kept in {place}" if place.exists() else "none was saved"
         return Diverged(
             f"the loss or a weight is no longer a number (epoch {self.position.epoch + 1}, step {self.position.step}); "
-            f"{kept}. Try a lower optimizer.lr, a longer warm-up "
+            f"{saved}. Try a lower optimizer.lr, a longer warm-up "
             "(schedule.warmup_epochs), train.clip=1.0, or train.precision=fp32"
         )
 
     def local_weights(self) -> list[Tensor]:
         """This rank's part of the weights."""
-        return [each.to_local() if hasattr(each, "to_local") else each for each in self.weights]
+        return [weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights]
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer a number."""
+    """The loss or a weight is NaN or infinite."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,5 +60,5 @@ def _settle(folder: Path, unfinished: Path, rest: dict[str, Any], best: bool) ->
         shutil.copytree(unfinished, folder / BEST)
     if (folder / LAST).exists():
         shutil.rmtree(folder / PREVIOUS, ignore_errors=True)
-        os.replace(folder / LAST, folder / PREVIOUS)
-    os.replace(unfinished, folder / LAST)
+        (folder / LAST).rename(folder / PREVIOUS)
+    unfinished.rename(folder / LAST)

@@ -35,14 +35,16 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._note) for each in ASKING}
+            self._before = {number: signal.signal(number, self._note) for number in ASKING}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

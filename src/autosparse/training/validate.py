@@ -52,13 +52,13 @@ def validate(
     model.eval()
     sums = torch.zeros(3, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for counts, (inputs, target) in _in_step(batches, processes):
-        inputs, target = tuple(each.to(device) for each in inputs), target.to(device)
+        inputs, target = tuple(tensor.to(device) for tensor in inputs), target.to(device)
         with autocast(device, precision):
             output = model(*inputs)
         if counts:
-            kept = torch.ones_like(target, dtype=torch.bool) if padding_id is None else target != padding_id
-            right = ((output.argmax(-1) == target) & kept).sum()
-            sums += torch.stack([summed_loss(output, target, padding_id), right, kept.sum()]).to(sums.dtype)
+            real = torch.ones_like(target, dtype=torch.bool) if padding_id is None else target != padding_id
+            right = ((output.argmax(-1) == target) & real).sum()
+            sums += torch.stack([summed_loss(output, target, padding_id), right, real.sum()]).to(sums.dtype)
     loss, right, count = processes.total(sums).tolist()
     if not count:
         raise ValueError("the validation split holds no sample")

@@ -46,8 +46,8 @@ def _per_layer(scale: Scale) -> Labelled:
 
 
 def _distributions(scale: Scale) -> Labelled:
-    found = _per_layer(scale)
-    return {name: found[name] for name in ("AutoSparse", "STR")}
+    cells = _per_layer(scale)
+    return {name: cells[name] for name in ("AutoSparse", "STR")}
 
 
 def _decays(scale: Scale) -> Labelled:
@@ -160,7 +160,7 @@ def _renamed(chart: LineChart, runs: Runs) -> LineChart:
 
 
 def _draw_rows(chart: RowChart, runs: Runs, axis: Axes) -> None:
-    """One row a layer, the runs first in the legend."""
+    """One row per layer, the runs first in the legend."""
     marks = tuple(replace(mark, name=name) for name, mark in zip(runs, chart.marks, strict=True))
     figures.draw(replace(chart, marks=marks), axis)
     named = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))

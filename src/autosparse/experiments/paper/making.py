@@ -31,7 +31,7 @@ MULTI30K = "Multi30k: train.en, train.de, val.* and test_2016_flickr.*, one sent
 
 
 @dataclass
-class Made:
+class Output:
     """What was written, and what could not be."""
 
     tables: list[Table] = field(default_factory=list)
@@ -76,25 +76,25 @@ def missing_data(cells: Sequence[Cell]) -> str | None:
 
 def make(
     items: Sequence[str], scale: Scale, outcomes: Mapping[str, Outcome], folder: Path, tell: Callable[[str], None] = print
-) -> Made:
+) -> Output:
     """Write every table and figure whose runs are there; `tell` hears what takes long."""
-    made = Made()
+    output = Output()
     for item in items:
         if item in TABLES:
             rows = tables.planned(item, scale)
             if item == "table4":
                 outcomes = _with_bleu(tables.missing_bleu(rows, outcomes), outcomes, folder, tell)
-            made.tables.append(tables.write(item, rows, outcomes, scale, folder))
-            made.files.append(folder / f"{item}.md")
+            output.tables.append(tables.write(item, rows, outcomes, scale, folder))
+            output.files.append(folder / f"{item}.md")
             continue
         labelled = FIGURES[item].runs(scale)
         reasons = failures(list(labelled.values()), outcomes)
         if reasons:
-            made.problems.append(f"{item} was not drawn: {'; '.join(reasons)}")
+            output.problems.append(f"{item} was not drawn: {'; '.join(reasons)}")
             continue
         runs = {name: read_run(folder / RUNS / cell.name) for name, cell in labelled.items()}
-        made.files += draw_figure(item, FIGURES[item], runs, scale, folder)
-    return made
+        output.files += draw_figure(item, FIGURES[item], runs, scale, folder)
+    return output
 
 
 def _with_bleu(

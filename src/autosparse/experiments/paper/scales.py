@@ -40,7 +40,7 @@ class Scale(ABC):
         """A paper recipe at this scale, as plain values; a sparsity is what its row printed, None lets the decay decide."""
 
     def row(self, row: PaperRow) -> tuple[Cell, ...]:
-        """The runs of a row, one a seed."""
+        """The runs of a row, one per seed."""
         recipe = recipe_of(row.table, row.place)
         content = self.content(recipe, row.sparsity / 100)
         return self._seeded(content, self.run_name(recipe))
@@ -53,10 +53,10 @@ class Scale(ABC):
     def variant(self, table: str, place: int, suffix: str = "", changes: Changes | None = None) -> Cell:
         """One run of a row's recipe with other values, its sparsity left to the decay."""
         recipe = recipe_of(table, place)
-        own = content = self.content(recipe, None)
+        unchanged = content = self.content(recipe, None)
         for path, value in (changes or {}).items():
             content = with_value(content, path, value)
-        if content == own:
+        if content == unchanged:
             suffix = self.free_suffix
         return cell(content, f"{self.run_name(recipe)}{suffix}-seed{recipe.seed}", recipe.seed)
 
