@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import autosparse
 from autosparse import cli
+from autosparse.cli.compare import method_names
 from autosparse.experiments import runner
+from autosparse.experiments.grid import grid
+from autosparse.recipes.loading import load_recipe
 
 PRETENDER = Path(__file__).parents[1] / "experiments" / "pretender.py"
 
@@ -46,6 +50,13 @@ def test_two_real_runs_make_a_table_and_are_not_run_again(tmp_path: Path, capsys
     content = json.loads(again.out)
     assert [line["method"] for line in content["rows"]] == ["dense", "rigl"]
     assert content == json.loads((tmp_path / "table.json").read_text())
+
+
+def test_all_methods_can_be_compared_on_the_digits() -> None:
+    names = method_names("all")
+    assert names == list(autosparse.list_methods())
+    rows = grid(load_recipe("digits"), names, [0.9], [], 1, lambda _: 22)
+    assert [row.method for row in rows] == ["dense", *names]
 
 
 @pytest.mark.usefixtures("pretend")

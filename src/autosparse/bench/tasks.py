@@ -124,7 +124,5 @@ def plain_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) ->
 
 def own_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     """The same number as our training makes it: by chunks of tokens where there is a vocabulary."""
-    if not hasattr(model, "chunked_loss"):
-        return plain_loss(model, inputs, targets)
-    loss: Tensor = model.chunked_loss(*inputs, targets)
-    return loss
+    chunked = getattr(model, "chunked_loss", None)
+    return plain_loss(model, inputs, targets) if chunked is None else chunked(*inputs, targets)

@@ -42,13 +42,11 @@ def run(
     from autosparse.experiments.compare import compare, steps_counter, write_tables
     from autosparse.experiments.grid import grid, parse_variation
     from autosparse.experiments.runner import Interrupted
-    from autosparse.methods import list_methods
     from autosparse.recipes.loading import load_recipe
 
     base = load_recipe(recipe, settings)
-    names = list(list_methods()) if methods == "all" else words(methods)
     sparsities = fractions(sparsity) if sparsity else []
-    rows = grid(base, names, sparsities, [parse_variation(text) for text in vary], seeds, steps_counter())
+    rows = grid(base, method_names(methods), sparsities, [parse_variation(text) for text in vary], seeds, steps_counter())
     folder = out or Path("runs") / f"compare-{base.name}"
     try:
         outcomes = compare(rows, folder, jobs)
@@ -66,3 +64,10 @@ def run(
 
 
 run.__doc__ = HELP
+
+
+def method_names(text: str | None) -> list[str]:
+    """`a,b` as a list; `all` stands for every method."""
+    from autosparse.methods import list_methods
+
+    return list(list_methods()) if text == "all" else words(text)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from autosparse.integrations.loops import check_start
 from autosparse.sparsifier import Sparsifier
 
 try:
@@ -40,16 +41,7 @@ def check_plan(trainer: Trainer, sp: Sparsifier, automatic: bool) -> None:
     """Refuse a run whose length, steps or beginning are not those of the Sparsifier."""
     batches = trainer.num_training_batches
     epochs, steps = plan(trainer, None if automatic and not math.isinf(batches) else sp.steps_per_epoch)
-    if (epochs, steps) != (sp.epochs, sp.steps_per_epoch):
-        raise ValueError(
-            f"the Trainer makes {epochs} epochs of {steps} optimizer steps ({batches} batches / accumulate_grad_batches), the "
-            f"sparse run has {sp.epochs} of {sp.steps_per_epoch}: leave steps_per_epoch out, and keep the length of a run"
-        )
-    if (trainer.global_step == 0) != (sp.step == 0):
-        raise RuntimeError(
-            f"the Trainer begins at step {trainer.global_step}, the sparse run stands at {sp.step}: "
-            "a new run needs a new module and callback, an interrupted one fit(ckpt_path=...)"
-        )
+    check_start(sp, epochs, steps, trainer.global_step)
 
 
 class EpochLoss:

@@ -45,5 +45,5 @@ def check_start(sp: Sparsifier, epochs: int, steps_per_epoch: int, first_step: i
     if (first_step == 0) != (sp.step == 0):
         raise RuntimeError(
             f"the run begins at step {first_step}, the Sparsifier stands at step {sp.step}: "
-            "a new run needs a new model, and a run that goes on its checkpoint"
+            "a new run needs a new model, a resumed one its checkpoint"
         )
