@@ -94,7 +94,7 @@ def read_block(text: str, source: str) -> dict[str, Any]:
     value = read_value(text, source)
     if not isinstance(value, dict):
         kind = "nothing" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{source}: a recipe is a block of `key: value` lines, not {kind}")
+        raise ValueError(f"{source}: a recipe is a block of `key: value` lines, found {kind}")
     return value
 
 
