@@ -91,6 +91,48 @@ def test_functions_are_small(folder: str) -> None:
     assert long == []
 
 
+def overrides_forward(node: ast.AST) -> bool:
+    """Whether this assigns or deletes an attribute `forward`, in one of the ways that Python has."""
+    match node:
+        case ast.Attribute(attr="forward") | ast.Subscript(slice=ast.Constant(value="forward"), value=ast.Call()):
+            return not isinstance(node.ctx, ast.Load)
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[_, ast.Constant(value="forward"), *_]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="pop" | "update" | "setdefault", value=ast.Call()), args=[first, *_]):
+            return "forward" in ast.unparse(first)
+    return False
+
+
+def overriding_files(sources: dict[str, str]) -> list[str]:
+    return [path for path, text in sources.items() if any(map(overrides_forward, ast.walk(ast.parse(text))))]
+
+
+def test_one_file_overrides_forwards() -> None:
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    assert overriding_files(sources) == ["src/autosparse/compute/overrides.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "noticed"),
+    [
+        ("module.forward = f", True),
+        ("a = model.layer.forward = f", True),
+        ("del module.forward", True),
+        ("setattr(module, 'forward', f)", True),
+        ("delattr(module, 'forward')", True),
+        ("vars(module)['forward'] = f", True),
+        ("vars(module).pop('forward', None)", True),
+        ("vars(module).update({'forward': f})", True),
+        ("module.forward(x)", False),
+        ("f.forward.__signature__ = g", False),
+        ("'forward' in vars(module)", False),
+        ("times['forward'] = 1", False),
+    ],
+)
+def test_an_override_of_a_forward_is_noticed(line: str, noticed: bool) -> None:
+    assert overriding_files({"file": line}) == (["file"] if noticed else [])
+
+
 def test_no_paths_of_one_machine() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {match[0]}" for path in project_files() for match in MACHINE_PATH.finditer(path.read_text())

@@ -20,25 +20,28 @@ class SparseParametrization(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer a layer, since shared ones split on .to().
+        # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer per layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
-        self.input_shape: torch.Size | None = None  # of its module, the largest in training, where routing.py watches it
 
     def open_gate(self, value: float) -> None:
         """Set what pruned weights receive of their gradient."""
         self.gate.fill_(value)
 
     @property
-    def wanted(self) -> str:
-        """Which entries of dL/d(effective weight) backward uses now: "all", "active", or "mask" (see `receiving`)."""
+    def gradient_entries(self) -> str:
+        """Which entries of dL/d(effective weight) backward uses now: "all", "active", or "mask" (see `gradient_mask`)."""
         return "all"
 
-    def receiving(self, weight: Tensor) -> Tensor:
+    def gradient_mask(self, weight: Tensor) -> Tensor:
         """Under "mask": where they are used."""
         raise NotImplementedError
 
-    def receiving_density(self, weight: Tensor) -> float:
-        return float(torch.count_nonzero(self.receiving(weight))) / weight.numel()
+    def gradient_density(self, weight: Tensor) -> float:
+        """The fraction of entries that backward uses now, given the stored weight."""
+        if self.gradient_entries == "all":
+            return 1.0
+        used = self.count_active(weight) if self.gradient_entries == "active" else self.gradient_mask(weight).count_nonzero()
+        return int(used) / weight.numel()
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is stored when a plain weight is assigned."""
@@ -51,7 +54,7 @@ class SparseParametrization(nn.Module):
     def count_active(self, weight: Tensor) -> Tensor:
         return torch.count_nonzero(self.active(weight))
 
-    def counted(self, weight: Tensor) -> int | None:
+    def cached_count(self, weight: Tensor) -> int | None:
         """The active weights as the last forward pass has counted them, if it has and nothing has changed since.
 
         Only for use within a step: torch does not notice what is written through `.data`.
@@ -115,7 +118,7 @@ class SoftThreshold(Gated):
             self._counted = weight._version, self.threshold._version, count
         return effective
 
-    def counted(self, weight: Tensor) -> int | None:
+    def cached_count(self, weight: Tensor) -> int | None:
         weight_version, threshold_version, count = self._counted
         return count if (weight_version, threshold_version) == (weight._version, self.threshold._version) else None
 
@@ -153,12 +156,12 @@ class SoftThreshold(Gated):
         return True
 
     @property
-    def wanted(self) -> str:
+    def gradient_entries(self) -> str:
         if not self.is_open:
             return "active"
         return "all" if self.reach is None else "mask"
 
-    def receiving(self, weight: Tensor) -> Tensor:
+    def gradient_mask(self, weight: Tensor) -> Tensor:
         assert self.reach is not None
         magnitudes = weight.detach().abs()
         bound = torch.minimum(self.threshold_values().to(weight.dtype), self.reach.to(weight.dtype))
@@ -187,11 +190,11 @@ class Masked(Gated):
         return functional.gated_mask(weight, self.mask, self.gate if self.is_open else None, self.receives)
 
     @property
-    def wanted(self) -> str:
+    def gradient_entries(self) -> str:
         # never "active": a weight that has just grown is 0 and needs its gradient
         return "all" if self.is_open and self.receives is None else "mask"
 
-    def receiving(self, weight: Tensor) -> Tensor:
+    def gradient_mask(self, weight: Tensor) -> Tensor:
         return self.mask | self.receives if self.is_open and self.receives is not None else self.mask
 
     def active(self, weight: Tensor) -> Tensor:

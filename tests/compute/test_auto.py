@@ -13,7 +13,7 @@ from torch import nn
 
 import autosparse
 from autosparse import AutoSparse, kernels
-from autosparse.compute import compute, fused_step, routing, timing
+from autosparse.compute import compute, fused_forward, routing, timing, tracing
 from autosparse.compute.planner import Sample, Times, Workload
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
@@ -214,7 +214,7 @@ def test_autocast_keeps_it_dense(measured: Measured) -> None:
 def test_the_largest_training_batch_counts(measured: Measured) -> None:
     run = Run()
     run.train(EPOCHS * STEPS - 1)
-    assert fused_step.count_fused(run.model)
+    assert fused_forward.count_fused(run.model)
     (run.model(batch(0, size=2)[0]).sum() * 0).backward()
     with torch.no_grad():
         run.model.eval()(batch(0, size=40)[0])
@@ -264,4 +264,24 @@ def test_depthwise_convolutions_are_not_watched_and_fuse(monkeypatch: pytest.Mon
     assert watched(model) == ["0", "6", "11"]
     run.train(EPOCHS * STEPS)
     assert watched(model) == []
-    assert fused_step.count_fused(model) == 3
+    assert fused_forward.count_fused(model) == 3
+
+
+@needs_kernels
+def test_a_model_is_traced_once_per_plan(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[nn.Module] = []
+
+    def counting(root: nn.Module, trace: Any = tracing.trace) -> Any:
+        traced.append(root)
+        return trace(root)
+
+    monkeypatch.setattr(tracing, "trace", counting)
+    run = Run()
+    run.train(EPOCHS * STEPS)
+    plans = [plan for plan, before in zip(run.passes, [{}, *run.passes], strict=False) if plan != before]
+    assert plans
+    assert len(traced) == 1 + len(plans), "the first plan is made before anything is fused"
+    for _ in range(3):
+        run.sp._compute.plan(run.sp.layers, run.sp.densities(), run.model)
+        run.model(batch(0)[0])
+    assert len(traced) == 1 + len(plans), "a plan that changes nothing keeps its trace"

@@ -10,7 +10,7 @@ from torch import nn
 
 import autosparse
 from autosparse import DNW, STR, AutoSparse, RigL, TopKAST, kernels
-from autosparse.compute import compute, routing
+from autosparse.compute import compute, overrides, routing
 from autosparse.compute.planner import DENSE, Passes
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
@@ -122,11 +122,11 @@ def test_copies_and_finalize_keep_working():
     x = torch.randn(6, 3, 10, 10)
     twin = copy.deepcopy(sp.model)
     assert torch.equal(twin(x), sp.model(x))
-    twin.first.sparse_route.passes = DENSE
-    assert all(sp.model.first.sparse_route.passes), "a copy has a route of its own"
+    overrides.follow(twin.first).passes = DENSE
+    assert all(overrides.follow(sp.model.first).passes), "a copy has an override of its own"
     model = sp.finalize()
     assert "forward" not in vars(model.first)
-    assert not hasattr(model.first, "sparse_route")
+    assert overrides.override_of(model.first) is None
     assert torch.allclose(model(x), expected, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import autosparse
 from autosparse import AutoSparse
-from autosparse.compute import fused_step
+from autosparse.compute import fused_forward
 
 
 class Residual(nn.Module):
@@ -108,7 +108,7 @@ def test_gradients_and_statistics_are_those_of_torch(native: None, kind: type[Ne
     exact, wanted = gradients(kind, "dense", torch.float64)
     _, near = gradients(kind, "dense")
     model, found = gradients(kind, "sparse")
-    assert fused_step.count_fused(model) == fused
+    assert fused_forward.count_fused(model) == fused
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         scale = value.norm() + 1e-6
@@ -126,19 +126,19 @@ def test_the_package_models_are_fused_whole(native: None, name: str) -> None:
     sp = start(model)
     for _ in range(2):  # at the first pass hooks count what the layers cost
         model(torch.randn(2, 3, 32, 32)).sum().backward()
-    assert fused_step.count_fused(model) == norms
+    assert fused_forward.count_fused(model) == norms
     assert f"{norms} batch norms are fused" in str(sp.report())
 
 
 def test_a_forward_that_has_changed_is_followed_from_the_next_plan_on(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, (x, _) = Switched(), images()
-    start(model)
+    sp = start(model)
     before = model(x)
     monkeypatch.setitem(SWITCH, "negative", True)
-    fused_step.renew(model)
+    sp.compute("sparse")
     assert torch.allclose(model(x), -before, atol=1e-5)
-    assert fused_step.count_fused(model) == BATCH_NORMS
+    assert fused_forward.count_fused(model) == BATCH_NORMS
 
 
 def test_hooked_modules_are_called_and_not_fused(native: None) -> None:
@@ -152,12 +152,12 @@ def test_hooked_modules_are_called_and_not_fused(native: None) -> None:
     ]
     model(x)
     assert seen == ["norm", "block"]
-    assert fused_step.count_fused(model) == BATCH_NORMS - 4
+    assert fused_forward.count_fused(model) == BATCH_NORMS - 4
     for hook in hooks:
         hook.remove()
     model(x)
     assert len(seen) == 2
-    assert fused_step.count_fused(model) == BATCH_NORMS
+    assert fused_forward.count_fused(model) == BATCH_NORMS
 
 
 def test_frozen_norms_and_evaluation_use_running_statistics(native: None) -> None:
@@ -169,10 +169,10 @@ def test_frozen_norms_and_evaluation_use_running_statistics(native: None) -> Non
     before = model.stem[1].running_mean.clone()
     model(x)
     assert torch.equal(model.stem[1].running_mean, before)
-    assert fused_step.count_fused(model) == BATCH_NORMS - 1
+    assert fused_forward.count_fused(model) == BATCH_NORMS - 1
     model.eval()
     twin = copy.deepcopy(model)
-    fused_step.remove(twin)
+    fused_forward.remove(twin)
     assert torch.equal(model(x), twin(x))
 
 
@@ -186,7 +186,7 @@ def test_copies_keys_and_the_way_back(native: None) -> None:
     twin = copy.deepcopy(model)
     mean = model.stem[1].running_mean.clone()
     twin(x)
-    assert fused_step.count_fused(twin) == BATCH_NORMS
+    assert fused_forward.count_fused(twin) == BATCH_NORMS
     assert torch.equal(model.stem[1].running_mean, mean), "the copy keeps statistics of its own"
     assert list(model.state_dict()) == sparse_keys
     sp.compute("dense")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import autosparse
 from autosparse import AutoSparse
-from autosparse.compute import fused_step
+from autosparse.compute import fused_forward
 
 CHANNELS, CLASSES, STEPS = 8, 5, 3
 
@@ -232,7 +232,7 @@ def norms_in(model: nn.Module) -> int:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_writes_are_followed(native: None, pattern: str) -> None:
     model = train_both_ways(lambda: Net(PATTERNS[pattern]))
-    assert fused_step.count_fused(model) >= 2
+    assert fused_forward.count_fused(model) >= 2
 
 
 @pytest.mark.parametrize("pattern", ERRORS)
@@ -243,13 +243,13 @@ def test_what_torch_refuses_is_refused(native: None, pattern: str) -> None:
         for x, y in batches():
             with pytest.raises(RuntimeError, match=r"modified by an inplace operation|doesn't match the broadcast shape"):
                 F.cross_entropy(model(x), y).backward()
-    assert fused_step.count_fused(model) >= 2
+    assert fused_forward.count_fused(model) >= 2
 
 
 @pytest.mark.parametrize("of", BLOCKS)
 def test_blocks_with_activations_in_place_are_fused_whole(native: None, of: str) -> None:
     model = train_both_ways(lambda: stack(BLOCKS[of]))
-    assert fused_step.count_fused(model) == norms_in(model)
+    assert fused_forward.count_fused(model) == norms_in(model)
 
 
 def steps_behind(result: Tensor) -> list[str]:

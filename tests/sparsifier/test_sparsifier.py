@@ -336,7 +336,7 @@ def test_a_step_takes_the_count_of_its_forward_pass() -> None:
     sp.bind(optimizer)
 
     def counted() -> list[int | None]:
-        return [layer.parametrization.counted(layer.stored) for layer in sp.layers]
+        return [layer.parametrization.cached_count(layer.stored) for layer in sp.layers]
 
     for _ in range(2):
         model(torch.randn(5, 6)).square().sum().backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from autosparse.compute import overrides
+from autosparse.compute.overrides import LARGEST_INPUTS
 from autosparse.parametrizations import Masked
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -57,7 +58,7 @@ def _after_load(module: nn.Module, _: Any) -> None:
 
 def supports(module: nn.Module) -> bool:
     """Whether inputs can be left out: a Linear or convolution that computes as torch's own class does."""
-    if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in vars(module):
+    if isinstance(module, NonDynamicallyQuantizableLinear) or overrides.owner_of(module) is not None:
         return False  # MultiheadAttention reads its output projection's weight without calling the module
     own = type(module).forward
     if isinstance(module, _CONVOLUTIONS):
@@ -67,17 +68,16 @@ def supports(module: nn.Module) -> bool:
 
 def attach(module: nn.Module) -> None:
     """Let the module's weight gradient see the largest inputs only; its weight must have an `InputBound`."""
-    # A bound method is copied together with its module by deepcopy, a closure would stay with the original.
-    module.forward = MethodType(_convolution if isinstance(module, _CONVOLUTIONS) else _linear, module)
+    overrides.take(module, LARGEST_INPUTS, _convolution if isinstance(module, _CONVOLUTIONS) else _linear)
 
 
 def detach(module: nn.Module) -> None:
     """Take the module's own forward again."""
-    vars(module).pop("forward", None)
+    overrides.release(module, LARGEST_INPUTS)
 
 
 def is_attached(module: nn.Module) -> bool:
-    return "forward" in vars(module) and getattr(module.forward, "__func__", None) in (_linear, _convolution)
+    return overrides.owner_of(module) == LARGEST_INPUTS
 
 
 def _largest_inputs(module: nn.Module, inputs: Tensor) -> Tensor:

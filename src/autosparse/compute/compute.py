@@ -12,10 +12,11 @@ from torch import nn
 
 from autosparse import kernels
 from autosparse.common.ranks import from_first_rank, leads, ranks
-from autosparse.compute import fused_step
+from autosparse.compute import fused_forward, routing
 from autosparse.compute.fusion import fused_convolutions
+from autosparse.compute.overrides import Override
 from autosparse.compute.planner import DENSE, Passes, Planner
-from autosparse.compute.routing import Route, fits, put_route, unroute, unwatch, watch, workload_of
+from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
 
 MODES = ("auto", "dense", "sparse")
@@ -46,30 +47,30 @@ class Compute:
         self.fuse = True  # batch norms, ReLUs and residual sums with the convolutions around them
         self.planner: Planner | None = None
         self.first_plan_is_due = False  # after the coming step, when the shapes of inputs are known
-        self._shapes: dict[str, torch.Size] = {}
-        self._routed: dict[str, Route] = {}
+        self._records: dict[str, Override] = {}  # of layers that a kernel may serve
+        self._traces = Traces()
         self._fused: nn.Module | None = None
 
     def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module) -> None:
-        """Begin anew in a mode."""
+        """Start over in a mode."""
         if mode not in MODES:
             raise ValueError(f"compute mode {mode!r}; allowed: {', '.join(MODES)}")
         if mode == "sparse" and not kernels.available():
             raise RuntimeError(f'the sparse kernels cannot run here: {kernels.why_not()}; use "auto" or "dense"')
-        self._follow({}, layers, model)
+        self._apply({}, layers, model)
         for layer in layers:
-            unwatch(layer)
-        self.mode, self._shapes, self.planner, self.first_plan_is_due = mode, {}, None, mode == "auto"
+            routing.forget(layer)
+        self.mode, self._records, self.planner, self.first_plan_is_due = mode, {}, None, mode == "auto"
         if mode == "sparse":
-            self._follow({layer.name: SPARSE for layer in layers if fits(layer)}, layers, model)
-            if not self._routed:
+            self._apply({layer.name: SPARSE for layer in layers if routing.fits(layer)}, layers, model)
+            if not self._records:
                 raise RuntimeError(
                     "no sparsified layer is a float32 Linear or ungrouped Conv2d on the CPU: nothing can run sparse"
                 )
         elif mode == "auto" and kernels.available():
             self.planner = Planner()
-            for layer in layers:
-                watch(layer)
+            watched = {layer.name: routing.watch(layer) for layer in layers}
+            self._records = {name: record for name, record in watched.items() if record is not None}
 
     def plan(self, layers: Sequence[Layer], densities: Sequence[float], model: nn.Module, rare: bool = False) -> None:
         """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
@@ -79,74 +80,73 @@ class Compute:
         if self.mode != "auto":
             return
         self.first_plan_is_due = False
-        self._know(self._seen(layers), layers)
+        self._note_shapes({}, layers)
         if layers[0].stored.device.type != "cpu":
             return
-        found = {}
+        passes = {}
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
-            fusible = cache(partial(fused_convolutions, model))  # traced once, and only if a convolution may run sparse
+            fusible = cache(partial(fused_convolutions, model, self._traces))  # only if a convolution may run sparse
             for layer, density in zip(layers, densities, strict=True):
-                if layer.name in self._shapes:
-                    found[layer.name] = self._decide(layer, density, rare, fusible)
+                if layer.name in self._shapes and routing.fits(layer):
+                    passes[layer.name] = self._choose(layer, density, rare, fusible)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
-            found, shapes, planned = from_first_rank((found, self._shapes, planned), layers[0].stored.device)
-            self._know(shapes, layers)
+            passes, shapes, planned = from_first_rank((passes, self._shapes, planned), layers[0].stored.device)
+            self._note_shapes(shapes, layers)
             if self.planner is not None and planned is not None:
                 self.planner.load_state_dict(planned)
         if self.planner is not None:
-            self._follow(found, layers, model)
+            self._apply(passes, layers, model)
 
-    def _know(self, shapes: dict[str, torch.Size], layers: Sequence[Layer]) -> None:
-        """The shapes of inputs: layers that have one need not be watched, and can be fused, as nothing hooks into them."""
-        self._shapes = shapes
+    @property
+    def _shapes(self) -> dict[str, torch.Size]:
+        """The largest inputs in training, where they are known."""
+        return {name: record.input_shape for name, record in self._records.items() if record.input_shape is not None}
+
+    def _note_shapes(self, shapes: Mapping[str, Sequence[int]], layers: Sequence[Layer]) -> None:
+        """Take in shapes from elsewhere. A layer of known shape is no longer watched: modules with hooks are not fused."""
         for layer in layers:
-            if layer.name in shapes or layer.parametrization.input_shape is not None:
-                unwatch(layer)
+            record = self._records.get(layer.name)
+            if record is not None and layer.name in shapes:
+                record.note_shape(torch.Size(shapes[layer.name]))
+            if record is not None and record.input_shape is not None:
+                routing.unwatch(layer)
 
-    def _seen(self, layers: Sequence[Layer]) -> dict[str, torch.Size]:
-        """The input shapes that are known of layers which a kernel can serve."""
-        found = {**self._shapes}
-        for layer in layers:
-            route, noted = self._routed.get(layer.name), layer.parametrization.input_shape
-            if route is not None and route.input_shape is not None:
-                found[layer.name] = route.input_shape
-            elif noted is not None and layer.name not in found and fits(layer):
-                found[layer.name] = noted
-        return found
-
-    def _decide(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], set[nn.Module]]) -> Passes:
+    def _choose(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], set[nn.Module]]) -> Passes:
         assert self.planner is not None
         part = layer.parametrization
-        wanted = "active" if rare else part.wanted
-        wanted_density = part.receiving_density(layer.weight()) if wanted == "mask" else None
+        entries = "active" if rare else part.gradient_entries
+        mask_density = part.gradient_density(layer.weight()) if entries == "mask" else None
         try:
-            workload = workload_of(layer, self._shapes[layer.name])
+            workload = routing.workload_of(layer, self._shapes[layer.name])
             if self._fuses() and not workload.linear and self.planner.considers(workload, density):
                 workload = replace(workload, fused=layer.places[0].module in fusible())
-            return self.planner.decide(layer.name, workload, density, wanted, wanted_density)
+            return self.planner.decide(layer.name, workload, density, entries, mask_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE
 
-    def _follow(self, passes: Mapping[str, Passes], layers: Sequence[Layer], model: nn.Module) -> None:
-        """Put forward overrides where a pass is sparse, and take the others off."""
+    def _apply(self, passes: Mapping[str, Passes], layers: Sequence[Layer], model: nn.Module) -> None:
+        """Override forwards where a pass is sparse, and release the others."""
+        before = self._passes
         for layer in layers:
-            chosen = passes.get(layer.name)
-            if chosen is None or not any(chosen):
-                if self._routed.pop(layer.name, None):
-                    unroute(layer)
-            elif layer.name in self._routed:
-                self._routed[layer.name].passes = chosen
+            if any(passes.get(layer.name, DENSE)):
+                self._records[layer.name] = routing.override(layer, passes[layer.name])
             else:
-                self._routed[layer.name] = put_route(layer, Route(chosen, self._shapes.get(layer.name)))
-        if self._fuses() and any(any(chosen) for chosen in passes.values()):
+                routing.release(layer)
+        if self._passes != before:
+            self._traces.renew()
+        if self._fuses() and self._passes:
             if self._fused is None:
-                fused_step.install(model)
-            fused_step.renew(model)
+                fused_forward.install(model, self._traces)
             self._fused = model
         elif self._fused is not None:
-            fused_step.remove(self._fused)
+            fused_forward.remove(self._fused)
             self._fused = None
+
+    @property
+    def _passes(self) -> dict[str, Passes]:
+        """Of the layers that skip zeros in one of them."""
+        return {name: record.passes for name, record in self._records.items() if any(record.passes)}
 
     def _fuses(self) -> bool:
         """Without vector instructions the steps around a convolution are faster in torch: under "auto" they are left there."""
@@ -159,7 +159,7 @@ class Compute:
             "kernels": kernels.instruction_set(),
             "first_plan_is_due": self.first_plan_is_due,
             "shapes": {name: list(shape) for name, shape in self._shapes.items()},
-            "passes": {name: list(route.passes) for name, route in self._routed.items()},
+            "passes": {name: list(passes) for name, passes in self._passes.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
         }
 
@@ -177,31 +177,31 @@ class Compute:
             return
         self.planner.load_state_dict(state["planner"])
         self.first_plan_is_due = due
-        self._know({name: torch.Size(shape) for name, shape in state["shapes"].items()}, layers)
-        known = {layer.name for layer in layers if layer.name in self._routed or fits(layer)}
-        self._follow({name: Passes(*each) for name, each in state["passes"].items() if name in known}, layers, model)
+        self._note_shapes(state["shapes"], layers)
+        fitting = {layer.name for layer in layers if routing.fits(layer)}
+        self._apply({name: Passes(*each) for name, each in state["passes"].items() if name in fitting}, layers, model)
 
     def plans(self, layers: Sequence[Layer], densities: Sequence[float]) -> list[LayerPlan]:
         """How every layer runs now."""
         decisions = self.planner.decisions if self.planner else {}
-        found = []
+        plans = []
         for layer, density in zip(layers, densities, strict=True):
-            route, decision = self._routed.get(layer.name), decisions.get(layer.name)
-            passes = tuple(name for name, sparse in route.passes._asdict().items() if sparse) if route else ()
-            known = (decision.dense_seconds, decision.seconds) if decision else (None, None)
-            found.append(LayerPlan(layer.name, tuple(layer.shape), density, passes, *known))
-        return found
+            passes, decision = self._passes.get(layer.name, DENSE), decisions.get(layer.name)
+            sparse = tuple(name for name, is_sparse in passes._asdict().items() if is_sparse)
+            seconds = (decision.dense_seconds, decision.seconds) if decision else (None, None)
+            plans.append(LayerPlan(layer.name, tuple(layer.shape), density, sparse, *seconds))
+        return plans
 
     def __str__(self) -> str:
-        passes = [passed for route in self._routed.values() for passed in route.passes]
-        if not any(passes):
+        if not self._passes:
             return f"{COUNTED}{self._why_dense()}"
-        served = len({*self._routed, *self._shapes})
+        count = sum(sum(passes) for passes in self._passes.values())
+        served = len({*self._passes, *self._shapes})
         where = f"of {served} layers skip the zeros ({kernels.instruction_set()} kernels)"
-        fused = 0 if self._fused is None else fused_step.count_fused(self._fused)
+        fused = 0 if self._fused is None else fused_forward.count_fused(self._fused)
         norms = f"; {fused} batch norms are fused with their convolutions" if fused else ""
         spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"
-        return f"{sum(passes)} of {served * len(Passes._fields)} passes {where}{norms}{spent}"
+        return f"{count} of {served * len(Passes._fields)} passes {where}{norms}{spent}"
 
     def _why_dense(self) -> str:
         if not kernels.available():

@@ -11,8 +11,9 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from autosparse.common.graphs import ADDS, RELUS, calls
-from autosparse.compute import normalised
-from autosparse.compute.tracing import IN_PLACE, Untraceable, has_hooks, sole_input, trace
+from autosparse.compute import fused_layers
+from autosparse.compute.overrides import SPARSE, owner_of
+from autosparse.compute.tracing import IN_PLACE, Trace, Traces, has_hooks, is_container, sole_input
 from autosparse.compute.writes import may_be_written
 
 ADDS_IN_PLACE: tuple[Any, ...] = (IN_PLACE["iadd"], "add_")
@@ -23,7 +24,7 @@ def fuses_conv(module: nn.Module) -> bool:
     return (
         type(module).forward is nn.Conv2d.forward
         and isinstance(module, nn.Conv2d)
-        and ("forward" not in vars(module) or "sparse_route" in vars(module))
+        and owner_of(module) in (None, SPARSE)
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
         and not has_hooks(module)
@@ -35,7 +36,7 @@ def fuses_norm(module: nn.Module) -> bool:
     return (
         type(module).forward is nn.BatchNorm2d.forward
         and isinstance(module, nn.BatchNorm2d)
-        and "forward" not in vars(module)
+        and owner_of(module) is None
         and module.training
         and not has_hooks(module)
         and not parametrize.is_parametrized(module)
@@ -47,24 +48,24 @@ def _is_plain(tensor: Tensor | None) -> bool:
     return tensor is None or (tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous())
 
 
-def fused_convolutions(root: nn.Module) -> set[nn.Module]:
+def fused_convolutions(root: nn.Module, traces: Traces) -> set[nn.Module]:
     """The convolutions that fused steps would take in; where a module cannot be traced, those of its parts."""
-    if not root._modules:
+    if not is_container(root):
         return set()
-    try:
-        if type(root).forward is nn.Module.forward:  # a list or a dict of modules
-            raise Untraceable("it has no forward")
-        return _Rewriter(root, trace(root)).convolutions()
-    except Untraceable:
-        return set().union(*(fused_convolutions(child) for child in root.children()))
+    graph = None if type(root).forward is nn.Module.forward else traces.of(root).graph
+    if graph is not None:
+        return _Rewriter(root, graph).convolutions()
+    return set().union(*(fused_convolutions(child, traces) for child in root.children()))
 
 
-def fuse(root: nn.Module) -> tuple[Callable[..., Any], int]:
-    """A function that computes root.forward with fused steps, called with root first; how many batch norms it fused."""
-    rewriter = _Rewriter(root, trace(root))
+def fuse(root: nn.Module, trace: Trace) -> tuple[Callable[..., Any] | None, int]:
+    """A function that computes root.forward with fused steps, called with root first; how many batch norms it fuses."""
+    if trace.graph is None:
+        return None, 0
+    rewriter = _Rewriter(root, trace.graph)
     graph = rewriter.rewrite()
     if not rewriter.fused:
-        raise Untraceable("there is nothing to fuse")
+        return None, 0
     graph.lint()
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -110,7 +111,7 @@ class _Rewriter:
         before, norm = sole_input(conv), next(iter(conv.users))
         assert before is not None
         if norm not in self.made:
-            self._keep(norm, self.new.call_function(normalised.conv_norm, (*self._modules(conv, norm), self.made[before])))
+            self._keep(norm, self.new.call_function(fused_layers.conv_norm, (*self._modules(conv, norm), self.made[before])))
             self.fused += 1
         return True
 
@@ -121,13 +122,13 @@ class _Rewriter:
         before = sole_input(node, allow_keywords=True)
         if before is None or not self._is_relu(node) or not self._ends_in(before):
             return False
-        self._keep(node, self.new.call_function(normalised.activated, (self.made[before],)), has_relu=True)
+        self._keep(node, self.new.call_function(fused_layers.activated, (self.made[before],)), has_relu=True)
         return True
 
     def _keep(self, node: fx.Node, made: fx.Node, has_relu: bool = False) -> None:
         """As a normalised value; as a tensor from the start if one of several users may write what the others read."""
         if len(node.users) > 1 and may_be_written(node, self.root):
-            made = self.new.call_function(normalised.plain, (made,))
+            made = self.new.call_function(fused_layers.plain, (made,))
         else:
             (self.activated if has_relu else self.normalised).add(node)
         self.made[node] = made
@@ -149,10 +150,10 @@ class _Rewriter:
         arguments = self.made[first], other, in_place, relu
         conv = None if may_be_written(joined, self.root) else self._next_conv(joined)
         if conv is None:
-            made = self.new.call_function(normalised.joined, arguments)
+            made = self.new.call_function(fused_layers.joined, arguments)
         else:
             norm = next(iter(conv.users))
-            both = self.new.call_function(normalised.joined_conv_norm, (*arguments, *self._modules(conv, norm)))
+            both = self.new.call_function(fused_layers.joined_conv_norm, (*arguments, *self._modules(conv, norm)))
             made = self.new.call_function(operator.getitem, (both, 0))
             self._keep(norm, self.new.call_function(operator.getitem, (both, 1)))
             self.fused += 1
@@ -178,14 +179,14 @@ class _Rewriter:
             return False
         module = self._module(node)
         if module is not None:
-            return type(module).forward is nn.ReLU.forward and "forward" not in vars(module) and not has_hooks(module)
+            return type(module).forward is nn.ReLU.forward and owner_of(module) is None and not has_hooks(module)
         return calls(node, RELUS)
 
     def _plain(self, node: fx.Node) -> fx.Node:
         if node not in self.normalised and node not in self.activated:
             return self.made[node]
         if node not in self.plain:
-            self.plain[node] = self.new.call_function(normalised.plain, (self.made[node],))
+            self.plain[node] = self.new.call_function(fused_layers.plain, (self.made[node],))
         return self.plain[node]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,16 @@ from torch.fx.graph import inplace_methods
 from torch.fx.proxy import Attribute
 from torch.nn.modules import module as module_hooks
 
+from autosparse.compute import overrides
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
 )  # fmt: skip
+
+# A module whose own attributes change from call to call cannot be traced once for all.
+MOST_TRACES = 8
+SIMPLE = (bool, int, float, str, type(None))
 
 
 class Untraceable(Exception):
@@ -80,10 +86,9 @@ class _Tracer(fx.Tracer):
         return _StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own_forward = "forward" in vars(m)
-        return (
-            own_forward or has_hooks(m) or next(m.children(), None) is None or super().is_leaf_module(m, module_qualified_name)
-        )
+        if overrides.owner_of(m) is not None or has_hooks(m) or next(m.children(), None) is None:
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and all(a is not b for b in self.root.buffers()):
@@ -111,7 +116,7 @@ def _drop_identities(root: nn.Module, graph: fx.Graph) -> None:
     """nn.Identity gives back the very tensor that it was given."""
     for node in graph.find_nodes(op="call_module"):
         module, before = root.get_submodule(node.target), sole_input(node)
-        is_plain = type(module) is nn.Identity and "forward" not in vars(module) and not has_hooks(module)
+        is_plain = type(module) is nn.Identity and overrides.owner_of(module) is None and not has_hooks(module)
         if is_plain and before is not None:
             node.replace_all_uses_with(before)
             graph.erase_node(node)
@@ -126,3 +131,73 @@ def sole_input(node: fx.Node, allow_keywords: bool = False) -> fx.Node | None:
     """The one node that this node takes, if it takes nothing else."""
     first = node.args[0] if len(node.args) == 1 and (allow_keywords or not node.kwargs) else None
     return first if isinstance(first, fx.Node) else None
+
+
+class Trace:
+    """A module's graph, None if it cannot be traced; it holds as long as what it depends on besides tensors does."""
+
+    def __init__(self, root: nn.Module, attempt: int = 1) -> None:
+        modules = list(_modules_inside(root))
+        self.attempt, self.graph = attempt, None if attempt > MOST_TRACES else _graph_or_none(root)
+        self._hooks = [getattr(module, name) for module in modules for name in HOOKS]
+        self._attributes = [(vars(module), name) for module in modules for name in _relevant_attributes(module)]
+        self._children = [module._modules for module in modules if module._modules]
+        self._state = self._present_state()
+
+    @property
+    def has_hooks(self) -> bool:
+        return any(self._hooks)
+
+    def holds(self) -> bool:
+        """Whether modules, modes, hooks and plain attributes are as they were. Asked at every step: no module is visited."""
+        return self.attempt > MOST_TRACES or self._present_state() == self._state
+
+    def _present_state(self) -> list[object]:
+        attributes = [values.get(name) for values, name in self._attributes]
+        return [list(map(bool, self._hooks)), attributes, [tuple(children.values()) for children in self._children]]
+
+
+class Traces:
+    """The traces of a model and of its parts, for planning and for fusing: each is made once per version of the plan."""
+
+    def __init__(self) -> None:
+        self._traces: dict[nn.Module, Trace] = {}
+
+    def of(self, module: nn.Module) -> Trace:
+        trace = self._traces.get(module)
+        if trace is None or not trace.holds():
+            trace = self._traces[module] = Trace(module, 1 if trace is None else trace.attempt + 1)
+        return trace
+
+    def renew(self) -> None:
+        """Begin a new version: a forward may depend on more than a trace can check."""
+        self._traces.clear()
+
+
+def _graph_or_none(root: nn.Module) -> fx.Graph | None:
+    try:
+        return trace(root)
+    except Untraceable:
+        return None
+
+
+def _relevant_attributes(module: nn.Module) -> list[str]:
+    if is_container(module):
+        return ["forward", *(name for name, value in vars(module).items() if isinstance(value, SIMPLE))]
+    return ["forward", "training", "inplace"]
+
+
+def is_container(module: nn.Module) -> bool:
+    return any(name != "parametrizations" for name in module._modules)
+
+
+def _modules_inside(root: nn.Module) -> Iterator[nn.Module]:
+    """The module and all inside it but those that compute weights."""
+    waiting: list[nn.Module | None] = [root]
+    visited = set()
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in visited:
+            visited.add(module)
+            yield module
+            waiting.extend(child for name, child in module._modules.items() if name != "parametrizations")

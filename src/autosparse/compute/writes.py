@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from torch import fx, nn
 
+from autosparse.compute.overrides import SPARSE, owner_of
 from autosparse.compute.tracing import IN_PLACE, has_hooks
 
 TORCH_MODULES = "torch.nn.modules."
@@ -58,7 +59,7 @@ def _effect(user: fx.Node, argument: fx.Node, root: nn.Module) -> Effect:
 
 def _effect_of_module(module: nn.Module) -> Effect:
     forward = type(module).forward
-    overridden = "forward" in vars(module) and "sparse_route" not in vars(module)
+    overridden = owner_of(module) not in (None, SPARSE)
     has_children = any(name != "parametrizations" for name in module._modules)
     if overridden or has_children or has_hooks(module) or not forward.__module__.startswith(TORCH_MODULES):
         return Effect.MAY_WRITE

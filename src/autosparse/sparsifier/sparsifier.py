@@ -377,7 +377,7 @@ class Sparsifier:
 
     def _counts_of_step(self) -> Tensor:
         """The same after a forward pass, which may have counted already."""
-        known = [layer.parametrization.counted(layer.stored) for layer in self.layers]
+        known = [layer.parametrization.cached_count(layer.stored) for layer in self.layers]
         return self.counts() if None in known else torch.tensor(known)
 
     def _density(self, counts: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from autosparse.compute.planner import DENSE, Passes
+from autosparse.compute.overrides import SPARSE, override_of
+from autosparse.compute.planner import DENSE
+from autosparse.compute.routing import gradient_entries, pair
 from autosparse.kernels import fused_functions, normalise
 from autosparse.kernels.dense import Geometry
 from autosparse.kernels.fused_layer import Norm
@@ -21,16 +22,6 @@ class Normalised(NamedTuple):
     raw: Tensor
     folded: Tensor
     relu: bool = False
-
-
-class Route(Protocol):
-    """What a sparsified convolution carries as `sparse_route`."""
-
-    passes: Passes
-    input_shape: torch.Size | None
-
-    def wanted(self, module: nn.Module) -> str | Tensor:
-        """Where the weight needs a gradient: "all", "active" or a mask."""
 
 
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
@@ -81,22 +72,19 @@ def joined_conv_norm(
 
 def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[LayerCall, Norm]:
     """What the modules do to an input of this shape."""
-    route: Route | None = vars(conv).get("sparse_route")
-    if route is not None:
-        route.input_shape = shape
-    # before the weight: a mask is taken from what the weight is made of
-    wanted = "all" if route is None else route.wanted(conv)
-    kind, mask = ("mask", wanted) if isinstance(wanted, Tensor) else (wanted, None)
-    passes = DENSE if route is None else route.passes
+    record = override_of(conv)
+    entries: str | Tensor = "all"
+    passes = DENSE
+    if record is not None and record.owner == SPARSE:
+        record.note_shape(shape)
+        # before the weight: a mask is taken from what the weight is made of
+        entries, passes = gradient_entries(conv), record.passes
+    kind, mask = ("mask", entries) if isinstance(entries, Tensor) else (entries, None)
     shift = norm.running_mean
     if shift is None:
         shift = torch.zeros(norm.num_features)
-    geometry = Geometry(_pair(conv.stride), _pair(conv.padding), _pair(conv.dilation), conv.groups)
+    geometry = Geometry(pair(conv.stride), pair(conv.padding), pair(conv.dilation), conv.groups)
     return LayerCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
-
-
-def _pair(value: Sequence[int] | str) -> tuple[int, int]:
-    return int(value[0]), int(value[1])
 
 
 def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:
