@@ -15,7 +15,7 @@ from autosparse.kernels import library
 from autosparse.serving.choice import candidates, choose, first_guess
 from autosparse.serving.layout import NotOnGridError
 from autosparse.serving.program import Program
-from autosparse.serving.steps import Convolution, Join, Mean, Pool, Region, Step, Sum, fuse
+from autosparse.serving.steps import ConcatStep, ConvolutionStep, MeanStep, PoolStep, Region, Step, SumStep, fuse
 
 CLOSE = 3e-6
 
@@ -44,12 +44,12 @@ def conv(
     dilation: int = 1,
     groups: int = 1,
     density: float = 0.2,
-) -> Convolution:
+) -> ConvolutionStep:
     weight = torch.randn(outputs, inputs // groups, kernel, kernel) / (inputs // groups * kernel**2) ** 0.5
     weight *= torch.rand_like(weight) < density
     around = kernel // 2 * dilation if padding is None else padding
     square = ((stride, stride), (around, around), (dilation, dilation))
-    return Convolution(f"conv{output}", (source,), output, weight, torch.randn(outputs), *square, groups)
+    return ConvolutionStep(f"conv{output}", (source,), output, weight, torch.randn(outputs), *square, groups)
 
 
 def in_torch(region: Region, inputs: list[Tensor]) -> list[Tensor]:
@@ -57,15 +57,15 @@ def in_torch(region: Region, inputs: list[Tensor]) -> list[Tensor]:
     values = dict(zip(region.inputs, inputs, strict=True))
     for step in region.steps:
         first = values[step.inputs[0]]
-        if isinstance(step, Convolution):
+        if isinstance(step, ConvolutionStep):
             result = _convolve(step, first)
             result = result + values[step.inputs[1]] if len(step.inputs) > 1 else result
-        elif isinstance(step, Pool):
+        elif isinstance(step, PoolStep):
             pool = F.max_pool2d if step.largest else F.avg_pool2d
             result = pool(first, step.kernel, step.stride, step.padding)
-        elif isinstance(step, Sum):
+        elif isinstance(step, SumStep):
             result = first + values[step.inputs[1]] if len(step.inputs) > 1 else first
-        elif isinstance(step, Join):
+        elif isinstance(step, ConcatStep):
             result = torch.cat([values[each] for each in step.inputs], 1)
         else:
             result = first.mean((2, 3), keepdim=True)
@@ -73,7 +73,7 @@ def in_torch(region: Region, inputs: list[Tensor]) -> list[Tensor]:
     return [values[each] for each in region.outputs]
 
 
-def _convolve(step: Convolution, x: Tensor) -> Tensor:
+def _convolve(step: ConvolutionStep, x: Tensor) -> Tensor:
     if step.before is not None:
         x = _convolve(step.before, x).clamp(step.before.low, step.before.high)
     return F.conv2d(x, step.weight, step.bias, step.stride, step.padding, step.dilation, step.groups)
@@ -89,24 +89,24 @@ def network() -> Region:
     """A stem, a fused block, strided branches, groups, dilation, windows without padding, pools, a join and a mean."""
     steps: list[Step] = [
         conv(0, 1, 3, 20, 7, 2, density=1.0),
-        Sum("relu", (1,), 2, low=0.0),
-        Pool("pool", (2,), 3, True, (3, 3), (2, 2), (1, 1)),
+        SumStep("relu", (1,), 2, low=0.0),
+        PoolStep("pool", (2,), 3, True, (3, 3), (2, 2), (1, 1)),
         conv(3, 4, 20, 24, 1),
-        Sum("relu6", (4,), 5, low=0.0, high=6.0),
+        SumStep("relu6", (4,), 5, low=0.0, high=6.0),
         conv(5, 6, 24, 24, 3, groups=24, density=1.0),
-        Sum("relu", (6,), 7, low=0.0),
+        SumStep("relu", (6,), 7, low=0.0),
         conv(7, 8, 24, 20, 1),
-        Sum("add", (8, 3), 9),
-        Sum("relu", (9,), 10, low=0.0),
+        SumStep("add", (8, 3), 9),
+        SumStep("relu", (9,), 10, low=0.0),
         conv(10, 11, 20, 32, 3, 2),
         conv(10, 12, 20, 32, 1, 2),
-        Sum("add", (11, 12), 13, low=0.0),
+        SumStep("add", (11, 12), 13, low=0.0),
         conv(13, 14, 32, 33, dilation=2),
         conv(14, 15, 33, 33, 3, padding=0, groups=3),
-        Pool("mean", (15,), 16, False, (2, 2), (1, 1), (0, 0)),
+        PoolStep("mean", (15,), 16, False, (2, 2), (1, 1), (0, 0)),
         conv(14, 17, 33, 33, 3, 2, groups=33, density=1.0),
-        Join("join", (17, 17), 18),
-        Mean("mean", (18,), 19),
+        ConcatStep("join", (17, 17), 18),
+        MeanStep("mean", (18,), 19),
     ]
     return Region(tuple(steps), (0,), (10, 16, 19))
 
@@ -127,11 +127,11 @@ def test_fusing_leaves_the_products_alone() -> None:
     torch.manual_seed(0)
     fused = fuse(network()).steps
     assert [type(step).__name__ for step in fused] == [
-        "Convolution", "Pool", "Convolution", "Convolution", "Convolution", "Convolution",
-        "Convolution", "Convolution", "Pool", "Convolution", "Join", "Mean",
+        "ConvolutionStep", "PoolStep", "ConvolutionStep", "ConvolutionStep", "ConvolutionStep", "ConvolutionStep",
+        "ConvolutionStep", "ConvolutionStep", "PoolStep", "ConvolutionStep", "ConcatStep", "MeanStep",
     ]  # fmt: skip
     block = fused[3]
-    assert isinstance(block, Convolution)
+    assert isinstance(block, ConvolutionStep)
     assert block.before is not None  # the depthwise convolution
     assert block.inputs == (5, 3)  # the sum
     assert (block.low, block.output) == (0.0, 10)  # the ReLU
@@ -146,9 +146,9 @@ def test_every_variant(engine: library.Engine) -> None:
     program([x])
     seen = set()
     for index, step in enumerate(region.steps):
-        if isinstance(step, Convolution) and not step.depthwise:
+        if isinstance(step, ConvolutionStep) and not step.depthwise:
             for variant in candidates(step, program.grids[program.sizes[step.output].grid], engine):
-                program.use(index, program.product(index, variant))
+                program.use(index, program.prepare(index, variant))
                 assert_close(program([x]), wanted)
                 seen.add((variant.sparse, variant.aligned))
     assert seen == {(True, False), (True, True), (False, False)}
@@ -208,7 +208,7 @@ def test_any_convolution(
 
 def test_not_a_number_and_infinity_pass_as_in_torch(engine: library.Engine) -> None:
     step = conv(0, 1, 4, 6, 1, density=1.0)
-    region = fuse(Region((step, Sum("relu", (1,), 2, low=0.0)), (0,), (2,)))
+    region = fuse(Region((step, SumStep("relu", (1,), 2, low=0.0)), (0,), (2,)))
     x = torch.randn(1, 4, 5, 5)
     x[0, 1, 2, 2] = float("nan")
     x[0, 1, 3, 3] = float("inf")

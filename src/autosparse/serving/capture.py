@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -38,10 +39,8 @@ def with_shapes(traced: fx.GraphModule, examples: Examples) -> fx.GraphModule:
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:
     """The shape of a node's float32 tensor; None for anything else."""
-    found = node.meta.get("tensor_meta")
-    if not hasattr(found, "shape") or found is None or found.dtype != torch.float32:
-        return None
-    return tuple(found.shape)
+    meta: Any = node.meta.get("tensor_meta")
+    return tuple(meta.shape) if getattr(meta, "dtype", None) == torch.float32 else None
 
 
 def module_of(node: fx.Node, graph: fx.GraphModule) -> nn.Module | None:

@@ -13,12 +13,11 @@ from torch.nn.utils import parametrize
 from autosparse.common.warnings import warn
 from autosparse.kernels import library
 from autosparse.serving.agreement import agree
-from autosparse.serving.capture import CannotCaptureError, Examples, capture, with_shapes
+from autosparse.serving.capture import CannotCaptureError, Examples
 from autosparse.serving.decoders import deployed_class
 from autosparse.serving.deployed import Deployed
-from autosparse.serving.fold import fold
 from autosparse.serving.layerwise import replace_layers
-from autosparse.serving.rewrite import use_native_regions, use_packed_linears
+from autosparse.serving.rewrite import captured
 
 
 def deploy(model: nn.Module, example_input: Tensor | Examples, *, threads: int | None = None) -> Deployed:
@@ -44,33 +43,21 @@ def _served(model: nn.Module, examples: Examples, engine: library.Engine | None,
     """The captured graph, or the model with its layers replaced one by one; either gives the plain model's outputs."""
     plain = copy.deepcopy(model).eval().requires_grad_(False)
     expected = plain(*examples)
-    graph = _captured(plain, examples, engine, threads, notes)
-    if graph is not None and agree(graph(*examples), expected):
-        return graph
-    if graph is not None:
+    try:
+        graph = captured(plain, examples, engine, threads, notes)
+    except CannotCaptureError as error:
+        notes.append(
+            f"the model keeps its structure and its layers are replaced one by one, since torch.fx cannot capture it ({error})"
+        )
+    else:
+        if agree(graph(*examples), expected):
+            return graph
         notes.append("the captured graph computes something else than the model; its layers were replaced one by one")
     plain = copy.deepcopy(model).eval().requires_grad_(False)
     notes += replace_layers(plain, examples, engine, threads)
     if not agree(plain(*examples), expected):
         raise RuntimeError("the deployed model computes something else than the plain one: please report this model")
     return plain
-
-
-def _captured(
-    plain: nn.Module, examples: Examples, engine: library.Engine | None, threads: int, notes: list[str]
-) -> nn.Module | None:
-    try:
-        graph = fold(capture(plain, examples))
-    except CannotCaptureError as error:
-        notes.append(
-            f"the model keeps its structure and its layers are replaced one by one, since torch.fx cannot capture it ({error})"
-        )
-        return None
-    with_shapes(graph, examples)
-    if engine is not None:
-        notes += use_native_regions(graph, examples, engine, threads)
-    use_packed_linears(graph, engine, threads)
-    return graph
 
 
 def _check(model: nn.Module, examples: Examples, threads: int | None) -> None:

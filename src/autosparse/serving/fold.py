@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions and linear layers before them; dropout and identities taken out."""
+"""Folds batch norms into the convolutions and linear layers before them, and takes dropout and identities out."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tens
 
 
 def folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
-    """A layer of its own that gives what the two gave together."""
+    """A new layer that computes what the two computed together."""
     scale, shift = scale_and_shift(norm)
-    made = copy.deepcopy(layer)
+    result = copy.deepcopy(layer)
     weight = layer.weight.detach().double()
     bias = torch.zeros_like(shift) if layer.bias is None else layer.bias.detach().double()
-    made.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
-    made.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
-    return made
+    result.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
+    result.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
+    return result
 
 
 def without_side_effects(graph: fx.GraphModule) -> None:
-    """Who reads a tensor after it was changed in place reads the changed one: say so in the graph."""
+    """Readers of a tensor that was changed in place before read the changed one: make the graph say so."""
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     for node in list(graph.graph.nodes):
         if not node.args or not isinstance(node.args[0], fx.Node):
@@ -78,7 +78,7 @@ def fold(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def foldable(norm: nn.modules.batchnorm._BatchNorm, source: fx.Node, graph: fx.GraphModule) -> bool:
-    """Whether a norm follows a layer whose result nobody else reads, in the same channels."""
+    """Whether a norm follows a layer of the same channels whose result has no other reader."""
     layer = module_of(source, graph)
     fits = (type(layer) is nn.Conv2d and isinstance(norm, nn.BatchNorm2d)) or (
         # of a (batch, length, features) tensor BatchNorm1d normalises the length

@@ -6,48 +6,43 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.capture import CannotCaptureError, Examples, capture, with_shapes
-from autosparse.serving.fold import fold
+from autosparse.serving.capture import CannotCaptureError, Examples
 from autosparse.serving.linear import PackedLinear, weights_in_caches
-from autosparse.serving.rewrite import use_native_regions, use_packed_linears
+from autosparse.serving.rewrite import captured
+
+READ_BY_PARENT = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def replace_layers(model: nn.Module, examples: Examples, engine: Engine | None, threads: int) -> list[str]:
     """In place; returns notes."""
     if engine is None:
         return []
-    seen = _inputs(model, examples)
-    notes = _convolutional_parts(model, seen, engine, threads)
-    made: dict[nn.Module, PackedLinear] = {}
+    inputs = _inputs(model, examples)
+    notes = _convolutional_parts(model, inputs, engine, threads)
+    packed: dict[nn.Module, PackedLinear] = {}
     hot = weights_in_caches(model)
     for name, layer in list(model.named_modules()):
-        # a subclass may be read by its parent instead of called (nn.MultiheadAttention does that)
-        if type(layer) is not nn.Linear or _read_by_parent(model, name):
-            continue
-        if layer not in made:
-            made[layer] = PackedLinear(name, layer, engine, threads)
-            made[layer].measure(1, hot)  # decoding goes token by token
-            if layer in seen:
-                (first, *_) = seen[layer]
-                if isinstance(first, Tensor):
-                    made[layer].measure(max(1, first.shape[:-1].numel()), hot)
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, made[layer])
+        # a subclass may be read by its parent instead of called (nn.MultiheadAttention does that)
+        if type(layer) is not nn.Linear or isinstance(model.get_submodule(parent), READ_BY_PARENT):
+            continue
+        if layer not in packed:
+            packed[layer] = PackedLinear(name, layer, engine, threads)
+            packed[layer].measure(1, hot)  # decoding goes token by token
+            first = inputs.get(layer, (None,))[0]
+            if isinstance(first, Tensor):
+                packed[layer].measure(max(1, first.shape[:-1].numel()), hot)
+        setattr(model.get_submodule(parent), leaf, packed[layer])
     return notes
-
-
-def _read_by_parent(model: nn.Module, name: str) -> bool:
-    parent = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(parent, nn.MultiheadAttention | nn.TransformerEncoderLayer)
 
 
 def _inputs(model: nn.Module, examples: Examples) -> dict[nn.Module, tuple[object, ...]]:
     """The first inputs that every module gets."""
-    seen: dict[nn.Module, tuple[object, ...]] = {}
+    first: dict[nn.Module, tuple[object, ...]] = {}
 
     def record(module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
         if not named:
-            seen.setdefault(module, tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs))
+            first.setdefault(module, tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs))
 
     handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
     try:
@@ -56,28 +51,25 @@ def _inputs(model: nn.Module, examples: Examples) -> dict[nn.Module, tuple[objec
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return first
 
 
 def _convolutional_parts(
-    module: nn.Module, seen: dict[nn.Module, tuple[object, ...]], engine: Engine, threads: int
+    module: nn.Module, inputs: dict[nn.Module, tuple[object, ...]], engine: Engine, threads: int
 ) -> list[str]:
     """The largest parts with convolutions that can be captured, from the outside in."""
-    notes = []
+    notes: list[str] = []
     for name, child in list(module.named_children()):
         if not any(isinstance(part, nn.Conv2d) for part in child.modules()):
             continue
-        if child in seen:
+        if child in inputs:
             part = nn.Sequential(child) if isinstance(child, nn.Conv2d) else child
             try:
-                graph = fold(capture(part, seen[child]))
+                graph = captured(part, inputs[child], engine, threads, notes)
             except CannotCaptureError:
                 pass
             else:
-                with_shapes(graph, seen[child])
-                notes += use_native_regions(graph, seen[child], engine, threads)
-                use_packed_linears(graph, engine, threads)
                 setattr(module, name, graph)
                 continue
-        notes += _convolutional_parts(child, seen, engine, threads)
+        notes += _convolutional_parts(child, inputs, engine, threads)
     return notes

@@ -1,4 +1,4 @@
-"""Where the engine's tensors lie: grids with zero borders, and planes that are used again once nobody reads them."""
+"""Where the engine's tensors lie: grids with zero borders, and planes that are reused after their last reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from autosparse.serving.steps import Convolution, Join, Pair, Pool, Region, Step
+from autosparse.serving.steps import ConcatStep, ConvolutionStep, Pair, PoolStep, Region, Step
 
 LINE = 16  # floats of a cache line
 
@@ -51,16 +51,15 @@ def taps_of(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) 
     return Taps(step, tuple(places))
 
 
-def step_taps(step: Convolution | Pool) -> Taps:
-    return taps_of(step.kernel, step.stride, step.padding, step.dilation if isinstance(step, Convolution) else (1, 1))
+def step_taps(step: ConvolutionStep | PoolStep) -> Taps:
+    return taps_of(step.kernel, step.stride, step.padding, step.dilation)
 
 
-def _windowed(step: Convolution | Pool, source: Extent, channels: int) -> Extent:
-    dilation = step.dilation if isinstance(step, Convolution) else (1, 1)
+def _windowed(step: ConvolutionStep | PoolStep, source: Extent, channels: int) -> Extent:
     size = tuple(
         (extent + 2 * around - spread * (width - 1) - 1) // stride + 1
         for extent, around, spread, width, stride in zip(
-            source.size, step.padding, dilation, step.kernel, step.stride, strict=True
+            source.size, step.padding, step.dilation, step.kernel, step.stride, strict=True
         )
     )
     across = step_taps(step).step
@@ -73,27 +72,27 @@ def _windowed(step: Convolution | Pool, source: Extent, channels: int) -> Extent
 def extent_after(step: Step, sources: list[Extent]) -> Extent:
     """The extent of a step's result."""
     first = sources[0]
-    if isinstance(step, Join):
-        if any((each.size, each.grid) != (first.size, first.grid) for each in sources):
+    if isinstance(step, ConcatStep):
+        if any((source.size, source.grid) != (first.size, first.grid) for source in sources):
             raise NotOnGridError(f"{sources} do not lie alike")
-        return Extent(sum(each.channels for each in sources), first.size, first.grid)
-    found = first
-    if isinstance(step, Convolution):
+        return Extent(sum(source.channels for source in sources), first.size, first.grid)
+    result = first
+    if isinstance(step, ConvolutionStep):
         inner = _windowed(step.before, first, step.in_channels) if step.before is not None else first
-        found = _windowed(step, inner, step.out_channels)
-    elif isinstance(step, Pool):
-        found = _windowed(step, first, first.channels)
-    if any(each != found for each in sources[1:]):
-        raise NotOnGridError(f"{sources[1:]} cannot be added to {found}")
-    return found
+        result = _windowed(step, inner, step.out_channels)
+    elif isinstance(step, PoolStep):
+        result = _windowed(step, first, first.channels)
+    if any(source != result for source in sources[1:]):
+        raise NotOnGridError(f"{sources[1:]} cannot be added to {result}")
+    return result
 
 
 def extents(region: Region, shapes: list[tuple[int, int, int]]) -> dict[int, Extent]:
     """Every value's extent, given (channels, rows, cols) of the region's inputs."""
-    found = {value: Extent(shape[0], shape[1:], shape[1:]) for value, shape in zip(region.inputs, shapes, strict=True)}
+    sizes = {value: Extent(shape[0], shape[1:], shape[1:]) for value, shape in zip(region.inputs, shapes, strict=True)}
     for step in region.steps:
-        found[step.output] = extent_after(step, [found[value] for value in step.inputs])
-    return found
+        sizes[step.output] = extent_after(step, [sizes[value] for value in step.inputs])
+    return sizes
 
 
 class PlanePool:
@@ -103,15 +102,15 @@ class PlanePool:
         self.count = 0
         self._free: list[tuple[int, int]] = []
 
-    def take(self, wanted: int, *, fresh: bool = False) -> int:
-        """The first of so many planes in a row; fresh ones were never written to."""
+    def take(self, count: int, *, fresh: bool = False) -> int:
+        """The first of `count` planes in a row; fresh ones were never written to."""
         if not fresh:
             for place, (begin, size) in enumerate(self._free):
-                if size >= wanted:
-                    self._free[place : place + 1] = [(begin + wanted, size - wanted)] if size > wanted else []
+                if size >= count:
+                    self._free[place : place + 1] = [(begin + count, size - count)] if size > count else []
                     return begin
-        self.count += wanted
-        return self.count - wanted
+        self.count += count
+        return self.count - count
 
     def give_back(self, begin: int, size: int) -> None:
         merged: list[tuple[int, int]] = []
@@ -124,8 +123,8 @@ class PlanePool:
 
 
 @dataclass
-class Grid:
-    """Pixels of a group of images in one flat stretch; `gap` zeros part rows and images, taps reach `back` and `ahead`."""
+class PlaneGrid:
+    """Pixels of a group of images in one flat stretch; `gap` zeros separate rows and images, taps reach `back` and `ahead`."""
 
     size: Pair
     images: int
@@ -190,14 +189,13 @@ def _lines(floats: int) -> int:
     return -(-floats // LINE)
 
 
-def grids_for(region: Region, sizes: dict[int, Extent], images: int, lanes: int) -> dict[Pair, Grid]:
+def grids_for(region: Region, sizes: dict[int, Extent], images: int, lanes: int) -> dict[Pair, PlaneGrid]:
     """The grids of a region, with room for every window."""
-    found = {extent.grid: Grid(extent.grid, images, lanes) for extent in sizes.values()}
+    grids = {extent.grid: PlaneGrid(extent.grid, images, lanes) for extent in sizes.values()}
     for step in region.steps:
-        parts = [step] if isinstance(step, Convolution | Pool) else []
-        if isinstance(step, Convolution) and step.before is not None:
-            parts.append(step.before)
-        for part in parts:
-            taps = step_taps(part)
-            found[sizes[step.output].grid].need(taps, sizes[step.output].size)
-    return found
+        result = sizes[step.output]
+        if isinstance(step, ConvolutionStep | PoolStep):
+            grids[result.grid].need(step_taps(step), result.size)
+        if isinstance(step, ConvolutionStep) and step.before is not None:
+            grids[result.grid].need(step_taps(step.before), result.size)
+    return grids

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.choice import choose, density, fastest, first_guess
+from autosparse.serving.choice import choose, fastest, first_guess
 from autosparse.serving.layout import NotOnGridError
 from autosparse.serving.operations import Variant
 from autosparse.serving.program import Program
-from autosparse.serving.steps import Convolution, Region, fuse
+from autosparse.serving.steps import ConvolutionStep, Region, fuse
 
 # Images computed together: more make the vectors of small pictures fuller, but leave the nearest cache.
 GROUPS = (1, 2, 4)
-KEPT_PROGRAMS = 4
+MAX_PROGRAMS = 4
 ROUNDS = 5
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -34,7 +34,17 @@ class LayerChoice:
     microseconds: float | None = None
 
 
-class NativeRegion(nn.Module):
+class NativeModule(nn.Module):
+    """A module that points to packed memory, and so cannot be copied."""
+
+    def __deepcopy__(self, memo: object) -> NativeModule:
+        raise RuntimeError("a deployed model cannot be copied; deploy the plain model again")
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("a deployed model cannot be pickled; save the plain model with autosparse.save_sparse")
+
+
+class NativeRegion(NativeModule):
     """Runs a region natively; `plain` is the same in torch, for sizes that the engine cannot hold."""
 
     def __init__(self, region: Region, plain: nn.Module, engine: Engine, threads: int) -> None:
@@ -48,20 +58,16 @@ class NativeRegion(nn.Module):
 
     def measure(self, inputs: list[Tensor]) -> tuple[float, float]:
         """Choose for inputs like these; returns the least seconds of the engine and of torch."""
-        batch = inputs[0].shape[0]
-        shapes = _shapes(inputs)
-        found: dict[int, Program] = {}
-        chosen: dict[int, dict[int, Variant]] = {}
-        for images in GROUPS:
-            if images == 1 or (batch >= images and batch >= images * self.threads):
-                found[images] = self._compile(shapes, images, batch)
-                chosen[images] = choose(found[images], inputs)
-        calls = {images: (lambda program=program: program(inputs)) for images, program in found.items()}
+        batch, shapes = inputs[0].shape[0], _shapes(inputs)
+        groups = [images for images in GROUPS if images == 1 or (batch >= images and batch >= images * self.threads)]
+        programs = {images: self._compile(shapes, images, batch) for images in groups}
+        variants = {images: choose(program, inputs) for images, program in programs.items()}
+        calls = {images: (lambda program=program: program(inputs)) for images, program in programs.items()}
         seconds = fastest({**calls, 0: lambda: self.plain(*inputs)}, self.threads, ROUNDS)
-        self.images = min(found, key=lambda images: seconds[images])
-        self.variants = chosen[self.images]
+        self.images = min(groups, key=lambda images: seconds[images])
+        self.variants = variants[self.images]
         self._programs.clear()
-        self._programs[shapes] = found[self.images]
+        self._programs[shapes] = programs[self.images]
         return seconds[self.images], seconds[0]
 
     def _compile(self, shapes: Shapes, images: int, batch: int) -> Program:
@@ -78,12 +84,12 @@ class NativeRegion(nn.Module):
                 self._programs[shapes] = self._compile(shapes, self.images, inputs[0].shape[0])
             except NotOnGridError:
                 self._programs[shapes] = None
-            while len(self._programs) > KEPT_PROGRAMS:
+            while len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
         return self._programs[shapes]
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        usable = all(each.dtype == torch.float32 and each.device.type == "cpu" and each.dim() == 4 for each in inputs)
+        usable = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() == 4 for x in inputs)
         program = self.program(list(inputs)) if usable else None
         if program is None:
             result: Tensor | tuple[Tensor, ...] = self.plain(*inputs)
@@ -100,29 +106,19 @@ class NativeRegion(nn.Module):
             seconds = torch.zeros_like(least)
             program(inputs, seconds)
             least = torch.minimum(least, seconds)
-        found = []
-        for index, step in enumerate(self.region.steps):
-            if isinstance(step, Convolution):
-                how = str(self.variants[index]) if index in self.variants else "taps"
-                name, kind = (
-                    step.name,
-                    f"{step.kernel[0]}x{step.kernel[1]}" + ("" if step.stride == (1, 1) else f" /{step.stride[0]}"),
-                )
-                if step.before is not None:
-                    name, kind = (
-                        f"{step.before.name} + {name}",
-                        f"{kind} after depthwise {step.before.kernel[0]}x{step.before.kernel[1]}",
-                    )
-                took = float(least[program.op_of_step[index]]) * 1e6
-                found.append(LayerChoice(name, kind, step.weight.numel(), density(step), how, took))
-        return found
+        return [
+            self._choice(index, step, float(least[program.op_of_step[index]]) * 1e6)
+            for index, step in enumerate(self.region.steps)
+            if isinstance(step, ConvolutionStep)
+        ]
 
-    def __deepcopy__(self, memo: object) -> NativeRegion:
-        raise RuntimeError("a deployed model cannot be copied; deploy the plain model again")
-
-    def __reduce__(self) -> str:
-        raise RuntimeError("a deployed model cannot be pickled; save the plain model with autosparse.save_sparse")
+    def _choice(self, index: int, step: ConvolutionStep, microseconds: float) -> LayerChoice:
+        how = str(self.variants[index]) if index in self.variants else "taps"
+        name, kind = step.name, step.window
+        if step.before is not None:
+            name, kind = f"{step.before.name} + {name}", f"{kind} after depthwise {step.before.window}"
+        return LayerChoice(name, kind, step.weight.numel(), step.density, how, microseconds)
 
 
 def _shapes(inputs: list[Tensor]) -> Shapes:
-    return tuple(tuple(each.shape[1:]) for each in inputs)
+    return tuple(tuple(x.shape[1:]) for x in inputs)

@@ -1,4 +1,4 @@
-"""The native operations of a region's steps: offsets, packed weights, and how much scratch they need."""
+"""The native operations of a region's steps: offsets, packed weights, and how much scratch memory they need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from autosparse.kernels import inference_table as native
 from autosparse.kernels.library import Engine
-from autosparse.serving.layout import Grid, Taps, step_taps
-from autosparse.serving.steps import Convolution, Join, Pool, Step, Sum
+from autosparse.serving.layout import PlaneGrid, Taps, step_taps
+from autosparse.serving.steps import ConcatStep, ConvolutionStep, PoolStep, Step, SumStep
 
-TakeSplit = Callable[[native.Planes, int, Grid, int], native.Planes]
+TakeSplit = Callable[[native.Planes, int, PlaneGrid, int], native.Planes]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a convolution is computed: on its non-zeros or densely, on tiles of so many vectors, from aligned copies or not."""
+    """How a convolution is computed: on its non-zeros or densely, on tiles of `tile_vectors`, from aligned copies or not."""
 
     sparse: bool
     tile_vectors: int
@@ -30,11 +30,17 @@ class Variant:
 
 
 @dataclass(eq=False)
-class Product:
+class PreparedOp:
     """A sparse or dense operation and the memory it points to."""
 
     op: native.Op
-    owned: list[Tensor]
+    memory: list[Tensor]
+
+    def retiled(self, tile_vectors: int) -> PreparedOp:
+        """The same on tiles of another size, where the weights do not depend on it."""
+        op = native.Op.from_buffer_copy(self.op)
+        op.tile_vectors = tile_vectors
+        return PreparedOp(op, self.memory)
 
 
 class Operations:
@@ -43,7 +49,7 @@ class Operations:
     def __init__(self, engine: Engine, take_split: TakeSplit) -> None:
         self.engine, self._take_split = engine, take_split
         self.scratch = 0
-        self._owned: list[Tensor] = []
+        self._memory: list[Tensor] = []
         self._splits: dict[tuple[int, int, tuple[int, ...]], native.Planes] = {}
 
     def load(self, outside: int, target: native.Planes) -> native.Op:
@@ -56,44 +62,44 @@ class Operations:
         return native.Op(kind=native.MEAN, input=pointer(source), outside=outside)
 
     def of(
-        self, step: Step, sources: list[native.Planes], target: native.Planes, grid: Grid, variant: Variant | None
+        self, step: Step, sources: list[native.Planes], target: native.Planes, grid: PlaneGrid, variant: Variant | None
     ) -> list[native.Op]:
         """A step's operations; the last one makes its value."""
-        if isinstance(step, Join):
-            return self._join(sources, target)
+        if isinstance(step, ConcatStep):
+            return self._concat(sources, target)
         op = native.Op(input=pointer(sources[0]), output=pointer(target), finish=native.Finish(None, step.low, step.high))
-        if isinstance(step, Sum):
+        if isinstance(step, SumStep):
             op.kind = native.ADD
             if len(sources) > 1:
                 op.other = pointer(sources[1])
             return [op]
-        if isinstance(step, Pool) or (isinstance(step, Convolution) and step.depthwise):
+        if isinstance(step, PoolStep) or (isinstance(step, ConvolutionStep) and step.depthwise):
             return [self._windows(step, op, grid)]
-        assert isinstance(step, Convolution)
+        assert isinstance(step, ConvolutionStep)
         assert variant is not None
-        made = []
+        ops = []
         taps = step_taps(step)
         if taps.step > 1:
-            made.extend(self._split(taps, sources[0], grid))
+            ops.extend(self._split(taps, sources[0], grid))
             op.input = pointer(self._splits[self._split_key(taps, sources[0])])
         if len(sources) > 1:
             op.other = pointer(sources[1])
-        product = self.product(step, op, grid, variant)
-        self._owned.extend(product.owned)
-        return [*made, product.op]
+        prepared = self.prepare(step, op, grid, variant)
+        self._memory.extend(prepared.memory)
+        return [*ops, prepared.op]
 
-    def _join(self, sources: list[native.Planes], target: native.Planes) -> list[native.Op]:
-        made, first = [], 0
+    def _concat(self, sources: list[native.Planes], target: native.Planes) -> list[native.Op]:
+        ops, first = [], 0
         for source in sources:
-            made.append(native.Op(kind=native.COPY, input=pointer(source), output=pointer(target), first_channel=first))
+            ops.append(native.Op(kind=native.COPY, input=pointer(source), output=pointer(target), first_channel=first))
             first += source.channels
-        return made
+        return ops
 
     # ---- windows of one channel ------------------------------------------------------------------------------------------
 
-    def _windows(self, step: Convolution | Pool, op: native.Op, grid: Grid) -> native.Op:
+    def _windows(self, step: ConvolutionStep | PoolStep, op: native.Op, grid: PlaneGrid) -> native.Op:
         taps = step_taps(step)
-        if isinstance(step, Convolution):
+        if isinstance(step, ConvolutionStep):
             op.kind = native.DEPTHWISE
             self._depthwise(op, step, grid)
         else:
@@ -107,12 +113,12 @@ class Operations:
         self.scratch = max(self.scratch, len(taps.phases) * grid.plane_floats)
         return op
 
-    def _depthwise(self, op: native.Op, step: Convolution, grid: Grid) -> None:
+    def _depthwise(self, op: native.Op, step: ConvolutionStep, grid: PlaneGrid) -> None:
         op.tap_weights = self._keep(step.weight.flatten(1).float())
         op.tap_finish = native.Finish(self._bias(step), step.low, step.high)
         self._tap_offsets(op, step_taps(step), grid)
 
-    def _tap_offsets(self, op: native.Op, taps: Taps, grid: Grid) -> None:
+    def _tap_offsets(self, op: native.Op, taps: Taps, grid: PlaneGrid) -> None:
         plane = {phase: number for number, phase in enumerate(taps.phases)}
         offsets = [plane[phase] * grid.plane_floats + grid.offset(row, col) for phase, row, col in taps.places]
         op.tap_offsets = self._keep(torch.tensor(offsets, dtype=torch.int32))
@@ -125,7 +131,7 @@ class Operations:
     def _split_key(self, taps: Taps, source: native.Planes) -> tuple[int, int, tuple[int, ...]]:
         return id(source), taps.step, taps.phases
 
-    def _split(self, taps: Taps, source: native.Planes, grid: Grid) -> list[native.Op]:
+    def _split(self, taps: Taps, source: native.Planes, grid: PlaneGrid) -> list[native.Op]:
         key = self._split_key(taps, source)
         if key in self._splits:
             return []
@@ -137,21 +143,14 @@ class Operations:
 
     # ---- products of channels --------------------------------------------------------------------------------------------
 
-    def product(self, step: Convolution, old: native.Op, grid: Grid, variant: Variant) -> Product:
-        """A sparse or dense operation with the planes of `old`; it keeps its own memory, so that it can be dropped."""
-        before, self._owned = self._owned, []
+    def prepare(self, step: ConvolutionStep, old: native.Op, grid: PlaneGrid, variant: Variant) -> PreparedOp:
+        """A sparse or dense operation with the planes of `old`; its memory is its own, so that it can be dropped."""
+        shared, self._memory = self._memory, []
         op = self._product(step, old, grid, variant)
-        owned, self._owned = self._owned, before
-        return Product(op, owned)
+        memory, self._memory = self._memory, shared
+        return PreparedOp(op, memory)
 
-    @staticmethod
-    def retile(product: Product, tile_vectors: int) -> Product:
-        """The same on tiles of another size, where the weights do not depend on it."""
-        op = native.Op.from_buffer_copy(product.op)
-        op.tile_vectors = tile_vectors
-        return Product(op, product.owned)
-
-    def _product(self, step: Convolution, old: native.Op, grid: Grid, variant: Variant) -> native.Op:
+    def _product(self, step: ConvolutionStep, old: native.Op, grid: PlaneGrid, variant: Variant) -> native.Op:
         op = native.Op(input=old.input, output=old.output, rows=step.out_channels, tile_vectors=variant.tile_vectors)
         if old.other:
             op.other = old.other
@@ -177,12 +176,12 @@ class Operations:
         self._weights(op, step, columns.flatten(), group_floats, variant.sparse)
         return op
 
-    def _place(self, taps: Taps, tap: int, channels: int, grid: Grid) -> int:
+    def _place(self, taps: Taps, tap: int, channels: int, grid: PlaneGrid) -> int:
         phase, row, col = taps.places[tap]
         return taps.phases.index(phase) * channels * grid.plane_floats + grid.offset(row, col)
 
-    def _shifts(self, op: native.Op, taps: Taps, grid: Grid, variant: Variant) -> tuple[int, Tensor]:
-        """One copy of the tile for every remainder of the taps' offsets; returns floats of a channel and the taps' places."""
+    def _shifts(self, op: native.Op, taps: Taps, grid: PlaneGrid, variant: Variant) -> tuple[int, Tensor]:
+        """One copy of the tile for every remainder of the taps' offsets; returns floats per channel and the taps' places."""
         lanes = self.engine.lanes
         offsets = [grid.offset(row, col) for _, row, col in taps.places]
         copies = {
@@ -198,14 +197,14 @@ class Operations:
         op.shift_count, op.shift_floats = len(rows), total
         return total, torch.tensor([begins[at % lanes] + at // lanes * lanes for at in offsets])
 
-    def _weights(self, op: native.Op, step: Convolution, columns: Tensor, group_floats: int, sparse: bool) -> None:
+    def _weights(self, op: native.Op, step: ConvolutionStep, columns: Tensor, group_floats: int, sparse: bool) -> None:
         weight = step.weight.detach().flatten(1).float()
         if sparse:
             starts, terms, total = [torch.zeros(1, dtype=torch.int32)], [], 0
             for group, part in enumerate(weight.chunk(step.groups)):
-                row_start, found = native.pack_terms(part, columns + group * group_floats)
+                row_start, of_group = native.pack_terms(part, columns + group * group_floats)
                 starts.append(row_start[1:] + total)
-                terms.append(found)
+                terms.append(of_group)
                 total += int(row_start[-1])
             op.row_start = self._keep(torch.cat(starts))
             op.terms = self._keep(torch.cat(terms))
@@ -219,11 +218,11 @@ class Operations:
         op.offsets = self._keep(columns.to(torch.int32))
         op.columns = weight.shape[1]
 
-    def _bias(self, step: Convolution) -> int | None:
+    def _bias(self, step: ConvolutionStep) -> int | None:
         return None if step.bias is None else self._keep(step.bias.detach().float())
 
     def _keep(self, tensor: Tensor) -> int:
         """The address of a tensor that lives as long as the operations do."""
         tensor = tensor.contiguous().clone()
-        self._owned.append(tensor)
+        self._memory.append(tensor)
         return tensor.data_ptr()

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from autosparse.kernels import inference_table as native
 from autosparse.kernels.library import Engine
-from autosparse.serving.layout import Extent, Grid, extents, grids_for
-from autosparse.serving.operations import Operations, Product, Variant
-from autosparse.serving.steps import Convolution, Mean, Region, Step
+from autosparse.serving.layout import Extent, PlaneGrid, extents, grids_for
+from autosparse.serving.operations import Operations, PreparedOp, Variant
+from autosparse.serving.steps import ConvolutionStep, MeanStep, Region, Step
 
 HUGE_PAGE = 2 << 20
 FLOAT_BYTES = 4
@@ -29,9 +29,9 @@ def arena(floats: int) -> Tensor:
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.float32)
-    skip = -whole.data_ptr() % HUGE_PAGE // FLOAT_BYTES
-    return whole[skip : skip + floats]
+    mapped = torch.frombuffer(memory, dtype=torch.float32)
+    skip = -mapped.data_ptr() % HUGE_PAGE // FLOAT_BYTES
+    return mapped[skip : skip + floats]
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Placed:
     """A value in the arena."""
 
     extent: Extent
-    grid: Grid
+    grid: PlaneGrid
     begin: int  # plane
     planes: native.Planes
     valid: Tensor
@@ -66,7 +66,7 @@ class Program:
         self._placed: dict[int, Placed] = {}
         self._to_place: list[Placed] = []
         self.operations = Operations(engine, self._take_split)
-        self._products: dict[int, Product] = {}
+        self._in_use: dict[int, PreparedOp] = {}
         self._lay_out(variants)
         self._allocate()
 
@@ -80,14 +80,12 @@ class Program:
             self.ops.append(self.operations.load(number, self._place(value, fresh=True)))
         for index, step in enumerate(region.steps):
             sources = [self._placed[value] for value in step.inputs]
-            if isinstance(step, Mean):
+            if isinstance(step, MeanStep):
                 self.ops.append(self.operations.mean(region.outputs.index(step.output), sources[0].planes))
             else:
                 target = self._place(step.output)
-                made = self.operations.of(
-                    step, [each.planes for each in sources], target, self._grid(step), variants.get(index)
-                )
-                self.ops.extend(made)
+                planes = [source.planes for source in sources]
+                self.ops += self.operations.of(step, planes, target, self.grid_of(step), variants.get(index))
                 self.op_of_step[index] = len(self.ops) - 1
                 if step.output in region.outputs:
                     self.ops.append(self.operations.store(region.outputs.index(step.output), target))
@@ -98,14 +96,14 @@ class Program:
                     placed = self._placed[value]
                     placed.grid.planes.give_back(placed.begin, placed.extent.channels)
 
-    def _grid(self, step: Step) -> Grid:
+    def grid_of(self, step: Step) -> PlaneGrid:
         return self.grids[self.sizes[step.output].grid]
 
     def _place(self, value: int, fresh: bool = False) -> native.Planes:
         self._placed[value] = self._reserve(self.sizes[value], fresh)
         return self._placed[value].planes
 
-    def _take_split(self, source: native.Planes, channels: int, grid: Grid, step: int) -> native.Planes:
+    def _take_split(self, source: native.Planes, channels: int, grid: PlaneGrid, step: int) -> native.Planes:
         """Planes for the phases of a value; nothing else is ever put there, so what has no pixel stays zero."""
         size = -(-source.rows // step), -(-source.cols // step)
         return self._reserve(Extent(channels, size, grid.size), fresh=True).planes
@@ -138,27 +136,27 @@ class Program:
         self._allocate_scratch()
         self._native_ops = (native.Op * len(self.ops))(*self.ops)
 
-    def product(self, index: int, variant: Variant) -> Product:
+    def prepare(self, index: int, variant: Variant) -> PreparedOp:
         """A step's convolution computed in another way, not yet in use."""
         step = self.region.steps[index]
-        assert isinstance(step, Convolution)
-        made = self.operations.product(step, self._native_ops[self.op_of_step[index]], self._grid(step), variant)
+        assert isinstance(step, ConvolutionStep)
+        prepared = self.operations.prepare(step, self._native_ops[self.op_of_step[index]], self.grid_of(step), variant)
         if self.operations.scratch > self.scratch_floats:
             self._allocate_scratch()
-        return made
+        return prepared
 
-    def use(self, index: int, product: Product) -> None:
+    def use(self, index: int, prepared: PreparedOp) -> None:
         """Compute a step's convolution in this way from now on; values stay where they are."""
-        self._native_ops[self.op_of_step[index]] = product.op
-        self._products[index] = product
+        self._native_ops[self.op_of_step[index]] = prepared.op
+        self._in_use[index] = prepared
 
     def _allocate_scratch(self) -> None:
         self.scratch_floats = -(-max(self.operations.scratch, 1) // HUGE_PAGE_FLOATS) * HUGE_PAGE_FLOATS
         self.scratch = arena(self.scratch_floats * self.threads)
 
     def __call__(self, inputs: list[Tensor], seconds: Tensor | None = None) -> list[Tensor]:
-        """The region's outputs for (images, channels, rows, cols) tensors."""
-        inputs = [each.contiguous() for each in inputs]
+        """The region's outputs for (images, channels, rows, cols) inputs."""
+        inputs = [x.contiguous() for x in inputs]
         images = inputs[0].shape[0]
         outputs = [self._empty(value, images) for value in self.region.outputs]
         if images:
@@ -181,9 +179,9 @@ class Program:
 
     def _empty(self, value: int, images: int) -> Tensor:
         extent = self.sizes[value]
-        made_by_mean = any(isinstance(step, Mean) and step.output == value for step in self.region.steps)
-        return torch.empty(images, extent.channels, *((1, 1) if made_by_mean else extent.size))
+        is_mean = any(isinstance(step, MeanStep) and step.output == value for step in self.region.steps)
+        return torch.empty(images, extent.channels, *((1, 1) if is_mean else extent.size))
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[c_void_p]:
-    return (c_void_p * max(len(tensors), 1))(*(each.data_ptr() for each in tensors))
+    return (c_void_p * max(len(tensors), 1))(*(tensor.data_ptr() for tensor in tensors))

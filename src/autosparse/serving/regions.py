@@ -1,4 +1,4 @@
-"""Finds the stretches of a graph that the native engine can run, and says them in its steps."""
+"""Finds the stretches of a graph that the native engine can run, and translates them into its steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from autosparse.common.graphs import RELUS, calls
 from autosparse.serving.capture import is_sum, module_of, shape_of
 from autosparse.serving.fold import scale_and_shift
 from autosparse.serving.layout import Extent, NotOnGridError, extent_after
-from autosparse.serving.steps import Convolution, Join, Mean, Pair, Pool, Region, Step, Sum
+from autosparse.serving.steps import ConcatStep, ConvolutionStep, MeanStep, Pair, PoolStep, Region, Step, SumStep
 
 JOINS = {torch.cat, torch.concat}
-# the grid of what left through a mean: it is no plane, nobody inside may read it
+MODULES: dict[Any, type[nn.Module]] = {
+    F.relu6: nn.ReLU6,
+    F.max_pool2d: nn.MaxPool2d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+}
+# the grid of a mean: it has left the engine, so no later step of the region can read it
 LEFT = (0, 0)
 
 
@@ -28,51 +34,44 @@ def pair(value: int | tuple[int, ...]) -> Pair:
 def step_for(node: fx.Node, graph: fx.GraphModule, number: Callable[[fx.Node], int]) -> Step | None:
     """The engine's step for a node; None if it has none."""
     shape, name = shape_of(node), str(node.meta.get("layer", node.target))
-    sources = [each for each in node.all_input_nodes if shape_of(each) is not None]
-    if shape is None or len(sources) != len(node.all_input_nodes) or any(len(shape_of(each) or ()) != 4 for each in sources):
+    sources = node.all_input_nodes
+    if shape is None or any(len(shape_of(source) or ()) != 4 for source in sources):
         return None
-    common: dict[str, Any] = {"name": name, "inputs": tuple(number(each) for each in sources), "output": number(node)}
+    common: dict[str, Any] = {"name": name, "inputs": tuple(number(source) for source in sources), "output": number(node)}
     module = module_of(node, graph)
     if module is not None:
-        return _of_module(module, shape, common)
+        return _of_module(module, common)
     if len(shape) == 4 and is_sum(node):
         # x + x has one input node, x + 1 as well: the engine adds two tensors of one shape only
         alike = len(sources) == 2 and shape_of(sources[0]) == shape_of(sources[1]) == shape
-        return Sum(**common) if alike else None
+        return SumStep(**common) if alike else None
     if calls(node, RELUS) and len(sources) == 1:
-        return Sum(**common, low=0.0)
-    if node.target is F.relu6:
-        return Sum(**common, low=0.0, high=6.0)
+        return SumStep(**common, low=0.0)
     if node.target in JOINS and _axis(node, 1) in (1, -3) and isinstance(node.args[0], list | tuple):
-        return Join(**common | {"inputs": tuple(number(each) for each in node.args[0] if isinstance(each, fx.Node))})
+        inputs = tuple(number(source) for source in node.args[0] if isinstance(source, fx.Node))
+        return ConcatStep(**common | {"inputs": inputs})
     if _mean_of_pixels(node):
-        return Mean(**common)
-    if node.target is F.adaptive_avg_pool2d and len(node.args) == 2 and node.args[1] in (1, (1, 1), [1, 1]):
-        return Mean(**common)
-    if node.target is F.max_pool2d:
-        return _pool(nn.MaxPool2d(*node.args[1:], **node.kwargs), common)  # type: ignore[arg-type]
-    if node.target is F.avg_pool2d:
-        return _pool(nn.AvgPool2d(*node.args[1:], **node.kwargs), common)  # type: ignore[arg-type]
+        return MeanStep(**common)
+    if node.target in MODULES and node.args:  # the module says what the further arguments mean
+        return _of_module(MODULES[node.target](*node.args[1:], **node.kwargs), common)
     return None
 
 
-def _of_module(module: nn.Module, shape: tuple[int, ...], common: dict[str, Any]) -> Step | None:
+def _of_module(module: nn.Module, common: dict[str, Any]) -> Step | None:
     if type(module) is nn.Conv2d:
         return _convolution(module, common)
     if isinstance(module, nn.ReLU):
-        return Sum(**common, low=0.0)
+        return SumStep(**common, low=0.0)
     if isinstance(module, nn.Hardtanh):  # ReLU6 too
-        return Sum(**common, low=float(module.min_val), high=float(module.max_val))
+        return SumStep(**common, low=float(module.min_val), high=float(module.max_val))
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _pool(module, common)
-    if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
-        return Mean(**common)
-    if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+    if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1), [1, 1]):
+        return MeanStep(**common)
+    if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.num_features > 1:
         scale, shift = scale_and_shift(module)
         weight = scale.float().view(-1, 1, 1, 1)
-        return (
-            Convolution(**common, weight=weight, bias=shift.float(), **_UNIT, groups=len(weight)) if len(weight) > 1 else None
-        )
+        return ConvolutionStep(**common, weight=weight, bias=shift.float(), **_UNIT, groups=len(weight))
     return None
 
 
@@ -83,14 +82,14 @@ def _convolution(module: nn.Conv2d, common: dict[str, Any]) -> Step | None:
     padding = module.padding
     if isinstance(padding, str):
         spread = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
-        if padding == "same" and any(each % 2 for each in spread):
+        if padding == "same" and any(extra % 2 for extra in spread):
             return None
         padding = (spread[0] // 2, spread[1] // 2) if padding == "same" else (0, 0)
     if module.padding_mode != "zeros" or module.weight.dtype != torch.float32:
         return None
     settings: dict[str, Any] = {"stride": pair(module.stride), "padding": pair(padding), "dilation": pair(module.dilation)}
     bias = None if module.bias is None else module.bias.detach()
-    return Convolution(**common, weight=module.weight.detach(), bias=bias, groups=module.groups, **settings)
+    return ConvolutionStep(**common, weight=module.weight.detach(), bias=bias, groups=module.groups, **settings)
 
 
 def _pool(module: nn.MaxPool2d | nn.AvgPool2d, common: dict[str, Any]) -> Step | None:
@@ -102,8 +101,8 @@ def _pool(module: nn.MaxPool2d | nn.AvgPool2d, common: dict[str, Any]) -> Step |
     else:
         plain = plain and module.divisor_override is None and (module.count_include_pad or padding == (0, 0))
     stride = module.kernel_size if module.stride is None else module.stride
-    made = Pool(**common, largest=largest, kernel=pair(module.kernel_size), stride=pair(stride), padding=padding)
-    return made if plain else None
+    pool = PoolStep(**common, largest=largest, kernel=pair(module.kernel_size), stride=pair(stride), padding=padding)
+    return pool if plain else None
 
 
 def _axis(node: fx.Node, place: int) -> object:
@@ -116,8 +115,8 @@ def _mean_of_pixels(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A region, the nodes whose values it makes, and those it reads."""
+class GraphRegion:
+    """A region with its place in a graph: the nodes that it replaces, those it reads, and those that others read."""
 
     region: Region
     nodes: tuple[fx.Node, ...]
@@ -125,30 +124,28 @@ class Found:
     outputs: tuple[fx.Node, ...]
 
 
-def find_regions(graph: fx.GraphModule) -> list[Found]:
+def find_regions(graph: fx.GraphModule) -> list[GraphRegion]:
     """Runs of neighbouring nodes that the engine can compute, with at least one convolution in each."""
     numbers: dict[fx.Node, int] = {}
 
     def number(node: fx.Node) -> int:
         return numbers.setdefault(node, len(numbers))
 
-    found: list[Found] = []
-    run: list[tuple[fx.Node, Step]] = []
+    runs: list[list[tuple[fx.Node, Step]]] = [[]]
     sizes: dict[int, Extent] = {}
-    for node in [*graph.graph.nodes, None]:
-        if node is not None and node.op in ("placeholder", "get_attr"):
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
             continue
-        step = None if node is None else step_for(node, graph, number)
-        if step is not None and node is not None and _extend(step, node, number, sizes):
-            run.append((node, step))
-            continue
-        if any(isinstance(each, Convolution) and not each.depthwise for _, each in run):
-            found.append(_region(run, number))
-        run, sizes = [], {}
-        # a node that did not fit behind the run may begin the next one
-        if step is not None and node is not None and _extend(step, node, number, sizes):
-            run.append((node, step))
-    return found
+        step = step_for(node, graph, number)
+        if step is None or not _extend(step, node, number, sizes):
+            runs.append([])
+            sizes = {}
+            # a node that did not fit behind the run may begin the next one
+            if step is None or not _extend(step, node, number, sizes):
+                continue
+        runs[-1].append((node, step))
+    regions = [_region(run, number) for run in runs]
+    return [found for found in regions if found.region.products()]
 
 
 def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent]) -> bool:
@@ -167,14 +164,14 @@ def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: 
     except NotOnGridError:
         return False
     sizes.update(trial)
-    sizes[step.output] = Extent(extent.channels, (1, 1), LEFT) if isinstance(step, Mean) else extent
+    sizes[step.output] = Extent(extent.channels, (1, 1), LEFT) if isinstance(step, MeanStep) else extent
     return True
 
 
-def _region(run: list[tuple[fx.Node, Step]], number: Callable[[fx.Node], int]) -> Found:
+def _region(run: list[tuple[fx.Node, Step]], number: Callable[[fx.Node], int]) -> GraphRegion:
     nodes = [node for node, _ in run]
     inside = set(nodes)
     inputs = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     region = Region(tuple(step for _, step in run), tuple(map(number, inputs)), tuple(map(number, outputs)))
-    return Found(region, tuple(nodes), tuple(inputs), tuple(outputs))
+    return GraphRegion(region, tuple(nodes), tuple(inputs), tuple(outputs))

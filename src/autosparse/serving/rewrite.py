@@ -10,88 +10,94 @@ from torch import Tensor, fx, nn
 
 from autosparse.common.graphs import RELUS, calls
 from autosparse.kernels.library import Engine
-from autosparse.serving.capture import is_sum, module_of, shape_of
+from autosparse.serving.capture import Examples, capture, is_sum, module_of, shape_of, with_shapes
+from autosparse.serving.fold import fold
 from autosparse.serving.linear import PackedLinear, weights_in_caches
 from autosparse.serving.native import NativeRegion
-from autosparse.serving.regions import Found, find_regions
+from autosparse.serving.regions import GraphRegion, find_regions
+from autosparse.serving.steps import INFINITY
 
 
-def plain_module(graph: fx.GraphModule, found: Found) -> fx.GraphModule:
+def captured(model: nn.Module, examples: Examples, engine: Engine | None, threads: int, notes: list[str]) -> fx.GraphModule:
+    """The model as a graph with norms folded, native regions and packed layers; parts that stay in torch are noted."""
+    graph = fold(capture(model, examples))
+    with_shapes(graph, examples)
+    if engine is not None:
+        notes += use_native_regions(graph, examples, engine, threads)
+    use_packed_linears(graph, engine, threads)
+    return graph
+
+
+def plain_module(graph: fx.GraphModule, region: GraphRegion) -> fx.GraphModule:
     """A region's nodes as a module of their own, in torch."""
     inner = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {node: inner.placeholder(f"input_{place}") for place, node in enumerate(found.inputs)}
-    for node in found.nodes:
-        copies[node] = inner.node_copy(node, lambda each: copies[each])
-    results = [copies[node] for node in found.outputs]
+    copies: dict[fx.Node, fx.Node] = {node: inner.placeholder(f"input_{place}") for place, node in enumerate(region.inputs)}
+    for node in region.nodes:
+        copies[node] = inner.node_copy(node, copies.__getitem__)
+    results = [copies[node] for node in region.outputs]
     inner.output(results[0] if len(results) == 1 else tuple(results))
     return fx.GraphModule(graph, inner)
 
 
-def use_native_regions(graph: fx.GraphModule, examples: tuple[object, ...], engine: Engine, threads: int) -> list[str]:
+def use_native_regions(graph: fx.GraphModule, examples: Examples, engine: Engine, threads: int) -> list[str]:
     """In place; returns notes on regions that are faster in torch."""
     notes = []
     renamed: dict[fx.Node, fx.Node] = {}
     for number, planned in enumerate(find_regions(graph)):
-        # what an earlier region made has another node by now
-        found = replace(planned, inputs=tuple(renamed.get(node, node) for node in planned.inputs))
-        plain = plain_module(graph, found)
-        region = NativeRegion(found.region, plain, engine, threads)
-        inputs = _values(graph, found.inputs, examples)
-        ours, torchs = region.measure(inputs)
+        # outputs of earlier regions have other nodes by now
+        region = replace(planned, inputs=tuple(renamed.get(node, node) for node in planned.inputs))
+        module = NativeRegion(region.region, plain_module(graph, region), engine, threads)
+        ours, torchs = module.measure(_values(graph, region.inputs, examples))
         if ours > torchs:
             notes.append(
-                f"{len(found.nodes)} operations from {found.nodes[0].name} to {found.nodes[-1].name} stay in torch, "
+                f"{len(region.nodes)} operations from {region.nodes[0].name} to {region.nodes[-1].name} stay in torch, "
                 f"which took {torchs * 1e3:.2f} ms here and the native engine {ours * 1e3:.2f} ms"
             )
             continue
         name = f"native_{number}"
-        graph.add_submodule(name, region)
-        renamed |= _replace(graph, found, name)
+        graph.add_submodule(name, module)
+        renamed |= _replace(graph, region, name)
     graph.delete_all_unused_submodules()
     graph.recompile()
     return notes
 
 
-def _values(graph: fx.GraphModule, wanted: tuple[fx.Node, ...], examples: tuple[object, ...]) -> list[Tensor]:
-    """What some nodes are for the examples."""
-    seen: dict[fx.Node, Tensor] = {}
+def _values(graph: fx.GraphModule, nodes: tuple[fx.Node, ...], examples: Examples) -> list[Tensor]:
+    """What some nodes compute for the examples."""
+    values: dict[fx.Node, Tensor] = {}
 
     class Recorder(fx.Interpreter):
         def run_node(self, n: fx.Node) -> object:
             result = super().run_node(n)
-            if n in wanted:
-                seen[n] = result.clone()
+            if n in nodes:
+                values[n] = result.clone()
             return result
 
     with torch.no_grad():
         Recorder(graph).run(*examples)
-    return [seen[node] for node in wanted]
+    return [values[node] for node in nodes]
 
 
-def _replace(graph: fx.GraphModule, found: Found, name: str) -> dict[fx.Node, fx.Node]:
+def _replace(graph: fx.GraphModule, region: GraphRegion, name: str) -> dict[fx.Node, fx.Node]:
     """One call instead of the region's nodes; returns the nodes that now stand for its outputs."""
     renamed: dict[fx.Node, fx.Node] = {}
-    inside = set(found.nodes)
-
-    def outside(user: fx.Node) -> bool:
-        return user not in inside
-
-    with graph.graph.inserting_after(found.nodes[-1]):
-        call = graph.graph.call_module(name, found.inputs)
+    inside = set(region.nodes)
+    with graph.graph.inserting_after(region.nodes[-1]):
+        call = graph.graph.call_module(name, region.inputs)
     place = call
-    for index, node in enumerate(found.outputs):
+    for index, node in enumerate(region.outputs):
         shape = shape_of(node)
         result = call
         with graph.graph.inserting_after(place):
-            if len(found.outputs) > 1:
+            if len(region.outputs) > 1:
                 result = place = graph.graph.call_function(operator.getitem, (call, index))
         if shape is not None and len(shape) == 2:  # a mean without its (1, 1) pixels
             with graph.graph.inserting_after(place):
                 result = place = graph.graph.call_function(torch.flatten, (result, 1))
-        node.replace_all_uses_with(result, delete_user_cb=outside)
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
         result.meta["tensor_meta"] = node.meta["tensor_meta"]
         renamed[node] = result
-    for node in reversed(found.nodes):
+    for node in reversed(region.nodes):
         graph.graph.erase_node(node)
     return renamed
 
@@ -103,38 +109,35 @@ def use_packed_linears(graph: fx.GraphModule, engine: Engine | None, threads: in
         layer = module_of(node, graph)
         if type(layer) is not nn.Linear:
             continue
-        added, last, low = None, node, -float("inf")
-        user = _only_user(last)
-        if user is not None and is_sum(user):
-            others = [each for each in user.args if each is not last]
-            if len(others) == 1 and isinstance(others[0], fx.Node) and shape_of(others[0]) == shape_of(last) is not None:
-                added, last = others[0], user
-                user = _only_user(last)
-        if user is not None and (calls(user, RELUS) or isinstance(module_of(user, graph), nn.ReLU)):
-            low, last = 0.0, user
-        name = f"{str(node.target).replace('.', '_')}_packed_{number}"
+        chain, added, low = _followers(node, graph)
         packed = PackedLinear(str(node.meta.get("layer", node.target)), layer, engine, threads, low)
         shape = shape_of(node)
         if shape is not None:
             packed.measure(max(1, torch.Size(shape[:-1]).numel()), hot)
+        name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         graph.add_submodule(name, packed)
-        with graph.graph.inserting_after(last):
-            call = graph.graph.call_module(name, (node.args[0],) if added is None else (node.args[0], added))
-        last.replace_all_uses_with(call)
-        call.meta.update(last.meta)
-        for each in [last] if last is node else [last, *_between(node, last)]:
-            graph.graph.erase_node(each)
+        with graph.graph.inserting_after(chain[-1]):
+            call = graph.graph.call_module(name, (node.args[0], *added))
+        chain[-1].replace_all_uses_with(call)
+        call.meta.update(chain[-1].meta)
+        for replaced in reversed(chain):
+            graph.graph.erase_node(replaced)
     graph.delete_all_unused_submodules()
     graph.recompile()
 
 
-def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
-    """From last's producer back to `first`, along the chain of only users."""
-    chain, node = [first], _only_user(first)
-    while node is not None and node is not last:
-        chain.append(node)
-        node = _only_user(node)
-    return list(reversed(chain))
+def _followers(node: fx.Node, graph: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node], float]:
+    """A linear layer's node with the sum and the ReLU after it, what the sum adds, and the lower bound."""
+    chain, added, low = [node], [], -INFINITY
+    user = _only_user(node)
+    if user is not None and is_sum(user):
+        others = [other for other in user.args if other is not node]
+        if len(others) == 1 and isinstance(others[0], fx.Node) and shape_of(others[0]) == shape_of(node) is not None:
+            chain, added = [node, user], [others[0]]
+            user = _only_user(user)
+    if user is not None and (calls(user, RELUS) or isinstance(module_of(user, graph), nn.ReLU)):
+        chain, low = [*chain, user], 0.0
+    return chain, added, low
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -1,8 +1,11 @@
-"""A stretch of a network as the engine sees it: steps over numbered values, each (channels, rows, cols) a sample."""
+"""A stretch of a network as the engine sees it: steps over numbered values of (channels, rows, cols) per sample."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -12,7 +15,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What all steps have: a name for tables, the values read, the value made, and bounds put on it (ReLU: 0 and infinity)."""
+    """What all steps have: a name for tables, the values they read, the value they make, its bounds (ReLU: 0 and infinity)."""
 
     name: str
     inputs: tuple[int, ...]
@@ -26,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Convolution(Step):
+class ConvolutionStep(Step):
     """A convolution; a second input is added before the bounds; `before` is a depthwise convolution computed on the way."""
 
     weight: Tensor
@@ -35,7 +38,7 @@ class Convolution(Step):
     padding: Pair
     dilation: Pair
     groups: int
-    before: Convolution | None = None
+    before: ConvolutionStep | None = None
 
     @property
     def in_channels(self) -> int:
@@ -50,6 +53,15 @@ class Convolution(Step):
         return self.weight.shape[2], self.weight.shape[3]
 
     @property
+    def window(self) -> str:
+        """Kernel and stride, for tables."""
+        return f"{self.kernel[0]}x{self.kernel[1]}" + ("" if self.stride == (1, 1) else f" /{self.stride[0]}")
+
+    @cached_property
+    def density(self) -> float:
+        return float((self.weight != 0).sum()) / max(self.weight.numel(), 1)
+
+    @property
     def depthwise(self) -> bool:
         return self.groups == self.in_channels == self.out_channels and self.groups > 1
 
@@ -59,27 +71,28 @@ class Convolution(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Pool(Step):
+class PoolStep(Step):
     """The largest or the mean of a window."""
 
     largest: bool
     kernel: Pair
     stride: Pair
     padding: Pair
+    dilation: Pair = (1, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Step):
-    """Two values added; of one value, its bounds alone."""
+class SumStep(Step):
+    """The sum of two values; with one value, its bounds alone."""
 
 
 @dataclass(frozen=True, eq=False)
-class Join(Step):
-    """Values behind each other along the channels."""
+class ConcatStep(Step):
+    """Concatenation along the channels."""
 
 
 @dataclass(frozen=True, eq=False)
-class Mean(Step):
+class MeanStep(Step):
     """The mean over all pixels; leaves the engine."""
 
 
@@ -91,38 +104,40 @@ class Region:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    def products(self) -> dict[int, ConvolutionStep]:
+        """The convolutions that mix channels, by their place: they can be computed in several ways."""
+        return {
+            index: step for index, step in enumerate(self.steps) if isinstance(step, ConvolutionStep) and not step.depthwise
+        }
+
 
 def fuse(region: Region) -> Region:
     """Bounds and sums move into the step before them, depthwise convolutions into the pointwise one after them."""
     steps = list(region.steps)
-    steps = _merge(steps, region, _bounds_into_producer)
-    steps = _merge(steps, region, _sum_into_convolution)
-    # a ReLU after a sum could only move once the sum had moved
-    steps = _merge(steps, region, _bounds_into_producer)
-    steps = _merge(steps, region, _depthwise_into_pointwise)
+    # bounds twice: a ReLU after a sum can only move once the sum has moved
+    for rule in (_bounds_into_producer, _sum_into_convolution, _bounds_into_producer, _depthwise_into_pointwise):
+        steps = _merge(steps, region, rule)
     return replace(region, steps=tuple(steps))
 
 
-def _merge(steps: list[Step], region: Region, rule: object) -> list[Step]:
+def _merge(steps: list[Step], region: Region, rule: Callable[[Step, Step], Step | None]) -> list[Step]:
     """Apply `rule(step, producer) -> merged or None` wherever a value has one reader and stays inside."""
-    assert callable(rule)
-    kept = dict.fromkeys(region.outputs)
-    found: list[Step] = []
+    readers = Counter(value for step in steps for value in step.inputs) + Counter(region.outputs)
+    result: list[Step] = []
     for step in steps:
-        readers = [value for each in steps for value in each.inputs]
         merged = None
-        for producer in reversed(found):
-            if producer.output in step.inputs and readers.count(producer.output) == 1 and producer.output not in kept:
+        for producer in reversed(result):
+            if producer.output in step.inputs and readers[producer.output] == 1:
                 merged = rule(step, producer)
                 if merged is not None:
-                    found.remove(producer)
+                    result.remove(producer)
                     break
-        found.append(step if merged is None else merged)
-    return found
+        result.append(step if merged is None else merged)
+    return result
 
 
 def _bounds_into_producer(step: Step, producer: Step) -> Step | None:
-    if not isinstance(step, Sum) or len(step.inputs) != 1 or isinstance(producer, Mean | Join):
+    if not isinstance(step, SumStep) or len(step.inputs) != 1 or isinstance(producer, MeanStep | ConcatStep):
         return None
     if producer.bounded:
         return None
@@ -130,7 +145,7 @@ def _bounds_into_producer(step: Step, producer: Step) -> Step | None:
 
 
 def _sum_into_convolution(step: Step, producer: Step) -> Step | None:
-    if not isinstance(step, Sum) or len(step.inputs) != 2 or not isinstance(producer, Convolution):
+    if not isinstance(step, SumStep) or len(step.inputs) != 2 or not isinstance(producer, ConvolutionStep):
         return None
     if producer.bounded or len(producer.inputs) > 1 or producer.depthwise or step.inputs[0] == step.inputs[1]:
         return None
@@ -139,7 +154,7 @@ def _sum_into_convolution(step: Step, producer: Step) -> Step | None:
 
 
 def _depthwise_into_pointwise(step: Step, producer: Step) -> Step | None:
-    if not isinstance(step, Convolution) or not isinstance(producer, Convolution):
+    if not isinstance(step, ConvolutionStep) or not isinstance(producer, ConvolutionStep):
         return None
     fits = step.pointwise and step.groups == 1 and producer.depthwise and producer.stride == (1, 1)
     if not fits or producer.output != step.inputs[0]:
