@@ -161,8 +161,8 @@ def run(options: argparse.Namespace) -> list[dict[str, object]]:
             x = x.contiguous(memory_format=torch.channels_last)
         calls = {f"dense {name}": call for name, call in dense_calls(layer, x, sparse_weight(layer, 0.9)).items()}
         for sparsity in options.sparsity:
-            found = sparse_calls(layer, x, sparse_weight(layer, sparsity))
-            calls |= {f"{sparsity} {name}": call for name, call in found.items()}
+            sparse = sparse_calls(layer, x, sparse_weight(layer, sparsity))
+            calls |= {f"{sparsity} {name}": call for name, call in sparse.items()}
         times = measure(calls, options.repeats, clock, reduce)
         pixels = options.batch * ((layer.size - 1) // layer.stride + 1) ** 2 if layer.size else options.tokens
         work = 2e-6 * pixels * layer.inputs * layer.outputs * layer.kernel**2

@@ -27,22 +27,22 @@ def make(sparse: bool, batch: int) -> tuple[Callable[[], None], Any]:
     model = autosparse.models.resnet50().to(memory_format=torch.channels_last)
     images = torch.randn(batch, 3, 224, 224).to(memory_format=torch.channels_last)
     labels = torch.randint(1000, (batch,))
-    run = None
+    sp = None
     groups: Any = model.parameters()
     if sparse:
-        run = autosparse.sparsify(model, AutoSparse(), epochs=100, steps_per_epoch=5005, example_input=images[:1])
-        run.compute("dense")
-        groups = run.param_groups(weight_decay=2**-15)
+        sp = autosparse.sparsify(model, AutoSparse(), epochs=100, steps_per_epoch=5005, example_input=images[:1])
+        sp.compute("dense")
+        groups = sp.param_groups(weight_decay=2**-15)
     optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.875, weight_decay=2**-15)
-    if run:
-        run.bind(optimizer)
+    if sp:
+        sp.bind(optimizer)
 
     def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    return step, run
+    return step, sp
 
 
 def peak(step: Callable[[], None]) -> int:
@@ -58,10 +58,11 @@ def peak(step: Callable[[], None]) -> int:
     return highest
 
 
-def held(run: Any) -> int:
+def held(sp: Any) -> int:
     """Bytes that live between steps: parameters, gradients, momentum."""
     gc.collect()
-    return sum(each.numel() * each.element_size() for each in gc.get_objects() if isinstance(each, torch.Tensor))
+    tensors = [value for value in gc.get_objects() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def main() -> None:
@@ -95,12 +96,12 @@ def main() -> None:
     print(f"     ratio: {median(times['AutoSparse']) / median(times['dense']):.3f} of the time "
           f"({min(times['AutoSparse']) / min(times['dense']):.3f} of the shortest), "
           f"{peaks['AutoSparse'] / peaks['dense']:.3f} of the memory")  # fmt: skip
-    run = runs["AutoSparse"]
+    sp = runs["AutoSparse"]
     spans = []
     for _ in range(5):
         steps["AutoSparse"]()
         began = clock()
-        run.end_epoch(loss=1.0)
+        sp.end_epoch(loss=1.0)
         spans.append(clock() - began)
     print(f" end_epoch: {1000 * median(spans):.1f} ms")
 

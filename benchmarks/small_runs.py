@@ -85,11 +85,11 @@ def train(setting: Setting, folder: Path | None = None) -> dict[str, Any]:
     model = build(setting)
     rate = (0.1 if setting.net == "conv" else 0.05) if setting.optimizer == "sgd" else 2e-3
     rates = [rate * 0.5 * (1 + math.cos(math.pi * step / (epochs * steps))) for step in range(epochs * steps)]
-    run = None
+    sp = None
     groups: Any = [{"params": list(model.parameters()), "weight_decay": 1e-4}]
     if setting.method != "dense":
         method = autosparse.method(setting.method, **dict(setting.fields))
-        run = autosparse.sparsify(
+        sp = autosparse.sparsify(
             model, method, epochs=epochs, steps_per_epoch=steps, exclude=exclusions(setting), seed=setting.seed,
             example_input=images[:1], guard=setting.guard, density_floor=setting.floor,
         )  # fmt: skip
@@ -98,17 +98,17 @@ def train(setting: Setting, folder: Path | None = None) -> dict[str, Any]:
             # "split" trains the thresholds with SGD at 50 times the rate of AdamW: 0.1
             factor = 50 if setting.optimizer == "split" else 1
             momentum = 0.0 if setting.optimizer == "adamw" else 0.9
-            decay = autosparse.threshold_decay(setting.total_decay, [factor * each for each in rates], momentum)
-        groups = run.param_groups(weight_decay=1e-4, threshold_decay=decay)
+            decay = autosparse.threshold_decay(setting.total_decay, [factor * rate for rate in rates], momentum)
+        groups = sp.param_groups(weight_decay=1e-4, threshold_decay=decay)
     optimizers: list[torch.optim.Optimizer]
     if setting.optimizer == "sgd":
         optimizers = [torch.optim.SGD(groups, lr=rate, momentum=0.9)]
-    elif setting.optimizer == "adamw" or run is None:
+    elif setting.optimizer == "adamw" or sp is None:
         optimizers = [torch.optim.AdamW(groups, lr=rate)]
     else:
         optimizers = [torch.optim.AdamW(groups[:-1], lr=rate), torch.optim.SGD(groups[-1:], lr=50 * rate, momentum=0.9)]
-    if run:
-        run.bind(*optimizers)
+    if sp:
+        sp.bind(*optimizers)
     order = torch.Generator().manual_seed(setting.seed)
     began, mean = time.perf_counter(), math.nan
     for epoch in range(epochs):
@@ -127,16 +127,16 @@ def train(setting: Setting, folder: Path | None = None) -> dict[str, Any]:
                 optimizer.step()
             losses.append(loss.item())
         mean = sum(losses) / len(losses)
-        if run:
-            run.end_epoch(mean)
+        if sp:
+            sp.end_epoch(mean)
     seconds = time.perf_counter() - began
     model.eval()
     with torch.no_grad():
         predictions = torch.cat([model(part).argmax(1) for part in test_images.split(500)])
     result = {**asdict(setting), "accuracy": 100 * float((predictions == test_labels).float().mean()), "loss": mean}
     result["seconds"] = seconds
-    if run:
-        report = run.report()
+    if sp:
+        report = sp.report()
         result |= {
             "sparsity": 100 * report.sparsity,
             "train_f": report.train_fraction,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autosparse.common.files import whole_file
 from autosparse.integrations.gradients import add_penalty
 from autosparse.integrations.loops import check_start, divide, without
 from autosparse.methods.families.base import Method
@@ -105,7 +106,8 @@ class _SparseTrainer(Trainer):
             losses = self.accelerator.gather(self.loss_sum.reshape(1).to(self.args.device))
             if self.args.should_save:
                 state = {"sparsifier": self.sparsifier.state_dict(), "model": self.sparsifier.model.state_dict()}
-                torch.save({**state, "losses": losses}, Path(output_dir, STATE_FILE))
+                with whole_file(Path(output_dir, STATE_FILE)) as unfinished:
+                    torch.save({**state, "losses": losses}, unfinished)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         plain = self.sparsifier.dense_state_dict()
