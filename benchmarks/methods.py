@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 import autosparse
-from autosparse.methods import steering
-from autosparse.methods.autotune import TargetController
-from autosparse.methods.families.drop_grow import DropAndGrow
-from autosparse.methods.families.magnitude import Magnitude
+from autosparse.methods import Budgeted
+from autosparse.methods.families.base import layer_parts
+from autosparse.methods.target import TargetController
+from autosparse.methods.target_steering import steer
+from autosparse.parametrizations import SoftThreshold
 from autosparse.sparsifier import Sparsifier
 
 PERIOD = 100
@@ -126,12 +127,10 @@ def score(trainer: Trainer) -> None:
 def update(run: Sparsifier) -> None:
     """Change the masks of all layers, at once and outside their time."""
     method = run.method
-    if isinstance(method, DropAndGrow):
-        method.rewire(run)
-    elif isinstance(method, Magnitude):
-        method.refresh(run)
+    if isinstance(method, Budgeted):
+        method.renew(run)
     elif isinstance(controller := run.parts.get("controller"), TargetController):
-        steering.steer(steering.threshold_layers(run.layers), controller, run.step, run.held_floor, run.generator)
+        steer(layer_parts(run, SoftThreshold), controller, run.step, run.held_floor, run.generator)
     elif method.about.name in ("prune_retrain", "lottery"):
         run.next_round()
     elif method.about.name == "optg":

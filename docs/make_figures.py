@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import autosparse
 from autosparse import AutoSparse, schedules
-from autosparse.methods.autotune import TargetController
+from autosparse.methods.target import TargetController
 
 FOLDER = Path(__file__).parent / "figures"
 EPOCHS, BATCH, LR, MOMENTUM = 30, 64, 0.1, 0.9

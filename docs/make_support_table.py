@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autosparse.methods import METHODS
+from autosparse.methods import METHODS, list_methods
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "supported.md"
@@ -76,7 +76,7 @@ def is_tested(column: str, name: str, ids: set[str]) -> bool:
 
 def cell(column: str, name: str, ids: set[str]) -> str:
     if column == "FSDP2" and name not in SHARDED_HERE:
-        return "not tested" if METHODS[name].shardable else "no: refused"
+        return "not tested" if METHODS[name]().traits.shardable else "no: refused"
     if column == "accumulation" and name == "swat":
         return "no: per batch"
     return "yes" if is_tested(column, name, ids) else "not tested"
@@ -84,7 +84,8 @@ def cell(column: str, name: str, ids: set[str]) -> str:
 
 def page(ids: set[str]) -> str:
     rows = [
-        f"| [{name}](methods/{name}.md) | " + " | ".join(cell(column, name, ids) for column in TESTS) + " |" for name in METHODS
+        f"| [{name}](methods/{name}.md) | " + " | ".join(cell(column, name, ids) for column in TESTS) + " |"
+        for name in list_methods()
     ]
     return HEAD + "\n".join(rows) + "\n" + TAIL
 

@@ -43,7 +43,12 @@ def test_imports_point_one_way() -> None:
 
 @pytest.mark.parametrize(
     ("module", "forbidden"),
-    [("schedules", "autosparse.cli"), ("models", "autosparse.kernels"), ("methods.autotune", "torch")],
+    [
+        ("schedules", "autosparse.cli"),
+        ("models", "autosparse.kernels"),
+        ("methods.autotune", "torch"),
+        ("methods.target", "torch"),
+    ],
 )
 def test_a_forbidden_import_is_noticed(module: str, forbidden: str, tmp_path: Path) -> None:
     package = tmp_path / "autosparse"

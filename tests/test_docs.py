@@ -194,7 +194,7 @@ def test_methods_that_need_whole_weights_refuse_fsdp2(monkeypatch: pytest.Monkey
                 sp = autosparse.sparsify(model, autosparse.method(name), epochs=2, steps_per_epoch=2)
             fully_shard(model, mesh=mesh)
             opt = torch.optim.SGD(sp.param_groups(), lr=0.1)
-            if cls.shardable:
+            if cls().traits.shardable:
                 sp.bind(opt)
             else:
                 with pytest.raises(ValueError, match="cannot run under FSDP2: use DDP"):
@@ -205,7 +205,7 @@ def test_methods_that_need_whole_weights_refuse_fsdp2(monkeypatch: pytest.Monkey
 
 def test_every_shardable_method_has_a_sharded_run_in_the_table() -> None:
     table = runpy.run_path(str(DOCS / "make_support_table.py"))
-    assert set(table["SHARDED_HERE"]) == {name for name, cls in METHODS.items() if cls.shardable}
+    assert set(table["SHARDED_HERE"]) == {name for name, cls in METHODS.items() if cls().traits.shardable}
 
 
 def test_the_table_of_supported_combinations_is_up_to_date() -> None:

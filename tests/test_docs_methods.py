@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import runpy
 import warnings
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import autosparse
+from autosparse.methods import METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted((DOCS / "methods").glob("*.md"))
@@ -34,6 +37,20 @@ def test_every_method_has_a_page_with_an_example() -> None:
     for name in autosparse.list_methods():
         assert name in pages, f"docs/methods/{name}.md is missing"
         assert python_blocks(pages[name]), f"docs/methods/{name}.md has no ```python example"
+
+
+def test_the_api_page_lists_every_method() -> None:
+    listed = set(
+        re.findall(r"^::: (autosparse\.methods\.[\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    classes = {f"{cls.__module__}.{cls.__name__}" for cls in METHODS.values()}
+    assert classes <= listed
+    assert [name for name in listed - classes if hasattr(_named(name), "about")] == []
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def prelude(folder: Path) -> dict[str, Any]:

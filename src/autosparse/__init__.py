@@ -11,54 +11,27 @@ __version__ = "0.1.0"
 
 moved.install()
 
-# Loaded on first use, so that `import autosparse.cli` does not wait for torch.
-_HOMES = {
-    "AutoSparse": "methods",
-    "AutoTune": "methods.autotune",
-    "CS": "methods",
-    "deploy": "serving",
-    "DNS": "methods",
-    "DNW": "methods",
-    "DPF": "methods",
-    "DSR": "methods",
-    "DST": "methods",
-    "gated_mask": "functional",
-    "GMP": "methods",
-    "GradientAnnealing": "methods.annealing",
-    "GraSP": "methods",
-    "list_methods": "methods",
-    "load_sparse": "export",
-    "LotteryTicket": "methods",
-    "LTP": "methods",
-    "MEST": "methods",
-    "method": "methods",
-    "OptG": "methods",
-    "profile": "cost",
-    "PruneRetrain": "methods",
-    "Random": "methods",
-    "recalibrate": "sparsifier.recalibration",
-    "ReferenceRecorder": "methods.autotune",
-    "RigL": "methods",
-    "save_sparse": "export",
-    "SCL": "methods",
-    "SET": "methods",
-    "SNFS": "methods",
-    "SNIP": "methods",
-    "soft_threshold": "functional",
-    "Sparsifier": "sparsifier",
-    "sparsify": "sparsifier",
-    "SparsityWarning": "common.warnings",
-    "STR": "methods",
-    "SWAT": "methods",
-    "SynFlow": "methods",
-    "threshold_decay": "methods.autotune",
-    "TopKAST": "methods",
-    "TopKASTGA": "methods",
-    "TopKASTPP": "methods",
+# Loaded on first use, so that `import autosparse.cli` does not wait for torch: each module with the names that it gives.
+_NAMES = {
+    "methods": (
+        *("AutoSparse", "CS", "DNS", "DNW", "DPF", "DSR", "DST", "GMP", "GraSP", "LTP", "LotteryTicket", "MEST", "OptG"),
+        *("PruneRetrain", "Random", "RigL", "SCL", "SET", "SNFS", "SNIP", "STR", "SWAT", "SynFlow"),
+        *("TopKAST", "TopKASTGA", "TopKASTPP", "list_methods", "method"),
+    ),
+    "methods.annealing": ("GradientAnnealing",),
+    "methods.autotune": ("AutoTune", "ReferenceRecorder", "threshold_decay"),
+    "sparsifier": ("Sparsifier", "sparsify"),
+    "sparsifier.recalibration": ("recalibrate",),
+    "cost": ("profile",),
+    "export": ("load_sparse", "save_sparse"),
+    "serving": ("deploy",),
+    "functional": ("gated_mask", "soft_threshold"),
+    "common.warnings": ("SparsityWarning",),
 }
-_ROOMS = ("distributions", "functional", "methods", "models", "schedules")
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("distributions", "functional", "methods", "models", "schedules")
 
-__all__ = ["__version__", *_HOMES, *_ROOMS]
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 if TYPE_CHECKING:
     from autosparse import distributions as distributions
@@ -72,36 +45,7 @@ if TYPE_CHECKING:
     from autosparse.export import save_sparse as save_sparse
     from autosparse.functional import gated_mask as gated_mask
     from autosparse.functional import soft_threshold as soft_threshold
-    from autosparse.methods import CS as CS
-    from autosparse.methods import DNS as DNS
-    from autosparse.methods import DNW as DNW
-    from autosparse.methods import DPF as DPF
-    from autosparse.methods import DSR as DSR
-    from autosparse.methods import DST as DST
-    from autosparse.methods import GMP as GMP
-    from autosparse.methods import LTP as LTP
-    from autosparse.methods import MEST as MEST
-    from autosparse.methods import SCL as SCL
-    from autosparse.methods import SET as SET
-    from autosparse.methods import SNFS as SNFS
-    from autosparse.methods import SNIP as SNIP
-    from autosparse.methods import STR as STR
-    from autosparse.methods import SWAT as SWAT
-    from autosparse.methods import AutoSparse as AutoSparse
-    from autosparse.methods import GraSP as GraSP
-    from autosparse.methods import LotteryTicket as LotteryTicket
-    from autosparse.methods import OptG as OptG
-    from autosparse.methods import PruneRetrain as PruneRetrain
-    from autosparse.methods import Random as Random
-    from autosparse.methods import RigL as RigL
-    from autosparse.methods import SynFlow as SynFlow
-    from autosparse.methods import TopKAST as TopKAST
-    from autosparse.methods import TopKASTGA as TopKASTGA
-    from autosparse.methods import TopKASTPP as TopKASTPP
-    from autosparse.methods import list_methods as list_methods
-    from autosparse.methods import method as method
-    from autosparse.methods.annealing import GradientAnnealing as GradientAnnealing
-    from autosparse.methods.autotune import AutoTune as AutoTune
+    from autosparse.methods import *  # noqa: F403
     from autosparse.methods.autotune import ReferenceRecorder as ReferenceRecorder
     from autosparse.methods.autotune import threshold_decay as threshold_decay
     from autosparse.serving import deploy as deploy
@@ -113,7 +57,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(f"autosparse.{_HOMES[name]}"), name)
-    elif name in _ROOMS:
+    elif name in _MODULES:
         value = importlib.import_module(f"autosparse.{name}")
     else:
         raise AttributeError(f"module 'autosparse' has no attribute {name!r}")

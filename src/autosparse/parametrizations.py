@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from autosparse import functional
-from autosparse.common.tensors import assign, kth_smallest, split_at, whole
+from autosparse.common.tensors import assign, kth_smallest, split_at, threshold_for, whole
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -42,6 +40,13 @@ class SparseParametrization(nn.Module):
             return 1.0
         used = self.count_active(weight) if self.gradient_entries == "active" else self.gradient_mask(weight).count_nonzero()
         return int(used) / weight.numel()
+
+    def gradient_floor(self) -> float:
+        """The least share of weights whose gradient backward computes now; active ones always receive theirs."""
+        return 1.0
+
+    def harden(self, weight: Tensor) -> None:
+        """Before the zeros are baked in: make a soft mask hard."""
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is stored when a plain weight is assigned."""
@@ -89,6 +94,9 @@ class Gated(SparseParametrization):
     def open_gate(self, value: float) -> None:
         super().open_gate(value)
         self.is_open = value > 0
+
+    def gradient_floor(self) -> float:
+        return 1.0 if self.is_open else 0.0
 
 
 class SoftThreshold(Gated):
@@ -150,8 +158,7 @@ class SoftThreshold(Gated):
         self.set_threshold(values.reshape(self.threshold.shape))
 
     def limit_density(self, weight: Tensor, density: float) -> bool:
-        keep = max(1, math.ceil(density * weight.numel()))  # rounding down would leave it below the floor
-        bound = split_at(weight.detach().abs(), weight.numel() - keep).to(self.threshold.dtype)
+        bound = threshold_for(weight.detach().abs(), density).to(self.threshold.dtype)
         self.set_threshold(torch.minimum(self.threshold_values(), bound))
         return True
 
@@ -160,6 +167,9 @@ class SoftThreshold(Gated):
         if not self.is_open:
             return "active"
         return "all" if self.reach is None else "mask"
+
+    def gradient_floor(self) -> float:
+        return 1 - self.backward_sparsity if self.is_open else 0.0
 
     def gradient_mask(self, weight: Tensor) -> Tensor:
         assert self.reach is not None

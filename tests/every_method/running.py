@@ -19,7 +19,7 @@ from autosparse.methods import Method
 from autosparse.models import small_conv, small_transformer
 from autosparse.parametrizations import Masked
 
-from .settings import BATCH, ROWS, SCORED_BATCHES, STEPS, TOTAL, Moment, Row
+from .settings import BATCH, EPOCHS, ROWS, SCORED_BATCHES, STEPS, TOTAL, Moment, Row
 
 NETS = ("conv", "transformer")
 OPTIMIZERS = ("sgd", "adamw")
@@ -150,7 +150,8 @@ def begin(
     torch.manual_seed(seed)
     row, model = ROWS[name], make_net(net)
     how = method or make_method(name)
-    sp = autosparse.sparsify(model, how, epochs=row.epochs, steps_per_epoch=STEPS, **row.options)
+    epochs = max(row.epochs, EPOCHS // how.traits.rounds)  # of one round; another value of a field may mean fewer rounds
+    sp = autosparse.sparsify(model, how, epochs=epochs, steps_per_epoch=STEPS, **row.options)
     forward = wrap(model) if wrap else model
     opt = make_optimizer(optimizer, sp.param_groups(weight_decay=1e-3))
     sp.bind(opt)

@@ -43,7 +43,7 @@ class Row:
     scores: bool = False
     scoring_steps: int = 0  # what scoring costs, in dense optimizer steps
     rounds: int = 1  # trainings in a run
-    epochs: int = EPOCHS  # what sparsify is told: rounds that begin time anew are told the epochs of one
+    epochs: int = EPOCHS  # of one round
     options: Mapping[str, Any] = field(default_factory=dict)  # of sparsify
     hard: Callable[[Layer], Tensor] = Layer.effective  # the weight that finalize leaves
     holds_zeros: bool = False  # pruned weights are stored as exact zeros, and no momentum revives them
@@ -143,6 +143,7 @@ ROWS: dict[str, Row] = {
         {"train_ticket": True, "rewind_epoch": 1, "s_init": 0.01, "penalty_weight": 1e-4},
         ticket_after_search,
         rounds=2,
+        epochs=2,
         hard=positive_logits,
     ),
     # nine tenths of conv6 see only padding: under Adam the penalty alone prunes them all at one step, which the guard reports

@@ -11,7 +11,7 @@ from torch import nn
 
 import autosparse
 from autosparse.layer import Layer
-from autosparse.methods.families.drop_grow import DropAndGrow
+from autosparse.methods import Budgeted
 
 from .running import COMBINATIONS, NETS, active, begin, counts, make_net, trajectory
 from .settings import ROWS, STEPS, TOTAL
@@ -100,7 +100,7 @@ def test_finalize_bakes_the_effective_weights_in(name: str, net: str, optimizer:
         zeros += int((weight == 0).sum())
         idle += int((weight[kept] == 0).sum())
     assert (zeros - idle) / sum(value.numel() for value, _ in effective.values()) == sparsity
-    assert idle == 0 or isinstance(sp.method, DropAndGrow)  # grown where no gradient comes, as beside an image of one pixel
+    assert idle == 0 or isinstance(sp.method, Budgeted)  # grown where no gradient comes, as beside an image of one pixel
     assert torch.equal(model(images), outputs)
 
 

@@ -141,7 +141,7 @@ def test_a_missed_target_is_called_out(loop):
 
 
 def test_sampled_quantiles_meet_the_target_too(loop, monkeypatch):
-    monkeypatch.setattr("autosparse.methods.steering.SAMPLE", 20_000)
+    monkeypatch.setattr("autosparse.methods.target_steering.SAMPLE", 20_000)
     model = nn.Sequential(nn.Linear(10, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
     run = loop(model, AutoSparse(target_sparsity=0.9), **STEPS)
     run.run()
@@ -343,7 +343,7 @@ def test_recalibration_refuses_and_restores():
 def test_method_by_name():
     assert autosparse.method("autosparse", alpha=0.5) == AutoSparse(alpha=0.5)
     assert {"autosparse", "str"} <= set(autosparse.list_methods())
-    with pytest.raises(ValueError, match="no method 'autospars'; did you mean autosparse"):
+    with pytest.raises(ValueError, match="no method 'autospars'; did you mean 'autosparse'"):
         autosparse.method("autospars")
-    with pytest.raises(ValueError, match="no field 'alfa'; did you mean alpha"):
+    with pytest.raises(ValueError, match="no field 'alfa'; did you mean 'alpha'"):
         autosparse.method("autosparse", alfa=0.5)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosparse.methods.autotune import AlphaTuner, AutoTune, ReferenceRecorder, TargetController, threshold_decay
+from autosparse.methods.autotune import AlphaTuner, AutoTune, ReferenceRecorder, threshold_decay
+from autosparse.methods.target import TargetController
 from autosparse.schedules import annealing
 
 REFERENCE = tuple(2.0 - 0.1 * epoch for epoch in range(9))
@@ -289,17 +290,17 @@ class TestTargetController:
     def test_wanted_by_hand(self) -> None:
         controller = TargetController(0.9, 0.5, 800)
         with pytest.raises(RuntimeError, match=r"call start\(sparsity\)"):
-            controller.wanted(0)
+            controller.sparsity_at(0)
         controller.start(0.3)
-        assert controller.wanted(0) == pytest.approx(0.3)
-        assert controller.wanted(200) == pytest.approx(0.825)  # half way: .9 - .6/8
-        assert controller.wanted(400) == 0.9
-        assert controller.wanted(800) == 0.9
+        assert controller.sparsity_at(0) == pytest.approx(0.3)
+        assert controller.sparsity_at(200) == pytest.approx(0.825)  # half way: .9 - .6/8
+        assert controller.sparsity_at(400) == 0.9
+        assert controller.sparsity_at(800) == 0.9
 
     def test_a_start_above_the_target_wants_the_target_at_once(self) -> None:
         controller = TargetController(0.7, 0.5, 800)
         controller.start(0.8)
-        assert controller.wanted(1) == 0.7
+        assert controller.sparsity_at(1) == 0.7
         with pytest.raises(ValueError, match=r"sparsity is 1\.2"):
             controller.start(1.2)
 
@@ -316,8 +317,8 @@ class TestTargetController:
         controller = TargetController(target, ramp, total)
         controller.start(start)
         early, late = sorted(steps)
-        assert controller.wanted(early) <= controller.wanted(late) <= target
-        assert controller.wanted(math.ceil(ramp * total)) == pytest.approx(target)
+        assert controller.sparsity_at(early) <= controller.sparsity_at(late) <= target
+        assert controller.sparsity_at(math.ceil(ramp * total)) == pytest.approx(target)
 
     def test_limit_of_the_experiments(self) -> None:
         controller = TargetController(0.9, 0.7, 800)  # K = 10: 24 * 10 / 800 = .3 nats
@@ -347,7 +348,7 @@ class TestTargetController:
         controller.record(10, 0.33, 0.31, 0.8)
         other = TargetController(0.9, 0.7, 800)
         other.load_state_dict(json.loads(json.dumps(controller.state_dict())))
-        assert other.wanted(77) == controller.wanted(77)
+        assert other.sparsity_at(77) == controller.sparsity_at(77)
         assert other.history == controller.history == [(10, 0.33, 0.31, 0.8)]
 
     def test_resume_before_the_start(self) -> None:

@@ -197,7 +197,7 @@ def test_snfs_moves_weights_to_the_layer_with_more_momentum(optimizer: str) -> N
             state["exp_avg"].copy_(values * 5)
             state["exp_avg_sq"].fill_(25.0)
     sp.step = 2
-    method.rewire(sp)
+    method.renew(sp)
     # the first layer keeps the 3 and the 4, takes back the 1 and the 2 (momentum 3) and grows the .9
     assert pattern(sp, 0) == "xxxx.x.."
     assert pattern(sp, 1) == "x.xx...."

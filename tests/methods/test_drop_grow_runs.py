@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from autosparse import Sparsifier, distributions, sparsify
 from autosparse.methods.dsr import DSR
-from autosparse.methods.families.fixed_mask import RandomStart, mask_of
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.mest import MEST
 from autosparse.methods.random import Random
 from autosparse.methods.rigl import RigL
@@ -20,7 +21,7 @@ from autosparse.methods.snfs import SNFS
 
 from .numpy_net import batches, loss_of
 
-FAMILY: dict[str, RandomStart] = {
+FAMILY: dict[str, Budgeted] = {
     "random": Random(sparsity=0.8),
     "rigl": RigL(sparsity=0.8, update_every=3),
     "set": SET(sparsity=0.8, update_every=3),
@@ -36,7 +37,7 @@ def deep_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)).double()
 
 
-def start(method: RandomStart, optimizer: str = "SGD", **settings: Any) -> tuple[Sparsifier, torch.optim.Optimizer]:
+def start(method: Budgeted, optimizer: str = "SGD", **settings: Any) -> tuple[Sparsifier, torch.optim.Optimizer]:
     sp = sparsify(deep_net(), method, epochs=5, steps_per_epoch=4, **settings)
     groups = sp.param_groups(weight_decay=1e-3)
     bound: torch.optim.Optimizer = (
@@ -93,7 +94,7 @@ def test_a_pruned_weight_is_not_revived_by_momentum_that_it_had() -> None:
 
 
 def test_first_and_last_layers_follow_each_paper() -> None:
-    def sparse(method: RandomStart) -> list[str]:
+    def sparse(method: Budgeted) -> list[str]:
         return [layer.name for layer in start(method)[0].layers]
 
     for kind in (Random, RigL):
@@ -106,7 +107,7 @@ def test_first_and_last_layers_follow_each_paper() -> None:
 
 
 @pytest.mark.parametrize("kind", [RigL, SNFS, DSR, MEST])
-def test_dense_layers_count_towards_an_erk_budget_and_stay_dense(kind: type[RandomStart]) -> None:
+def test_dense_layers_count_towards_an_erk_budget_and_stay_dense(kind: type[Budgeted]) -> None:
     often = {MEST: {"update_epochs": 1}}.get(kind, {"update_every": 2})
     method = kind(sparsity=0.5, distribution="erk", dense_first=True, **often)
     sp, optimizer = start(method)
@@ -161,7 +162,7 @@ def test_the_ledger_follows_the_formula(name: str) -> None:
 
 
 MEST_RUN = MEST(sparsity=0.6, mutation=(0.2, 0.1), stages=(0.5, 0.75), update_epochs=2)
-FIELDS: list[tuple[RandomStart, str, Any]] = [
+FIELDS: list[tuple[Budgeted, str, Any]] = [
     (Random(sparsity=0.8), "sparsity", 0.7),
     (Random(sparsity=0.8), "distribution", "er"),
     (Random(sparsity=0.8), "dense_first", False),
@@ -192,14 +193,14 @@ FIELDS: list[tuple[RandomStart, str, Any]] = [
 ]
 
 
-def trajectory(method: RandomStart) -> list[Tensor]:
+def trajectory(method: Budgeted) -> list[Tensor]:
     sp, optimizer = start(method)
     train(sp, optimizer)
     return [parameter.detach().clone() for parameter in sp.model.parameters()]
 
 
 @pytest.mark.parametrize(("method", "field", "value"), FIELDS)
-def test_every_field_changes_the_run(method: RandomStart, field: str, value: Any) -> None:
+def test_every_field_changes_the_run(method: Budgeted, field: str, value: Any) -> None:
     changed = trajectory(dataclasses.replace(method, **{field: value}))
     assert any(not torch.equal(one, other) for one, other in zip(trajectory(method), changed, strict=True))
 
@@ -237,6 +238,6 @@ def test_every_field_is_among_those_tried() -> None:
         (MEST, {"gradient_weight": -1.0}, "gradient_weight = -1.0"),
     ],
 )
-def test_bad_fields_are_refused(kind: type[RandomStart], fields: dict[str, Any], message: str) -> None:
+def test_bad_fields_are_refused(kind: type[Budgeted], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**fields)

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from autosparse import sparsify
+from autosparse.methods import Method
 from autosparse.methods.cs import CS
 from autosparse.methods.dst import DST
-from autosparse.methods.families.learned_mask import LearnedMask
 from autosparse.methods.ltp import LTP
 from autosparse.methods.optg import OptG
 from autosparse.methods.scl import SCL
@@ -232,7 +232,7 @@ class SCLReference(Reference):
         return np.asarray(total / np.sqrt((total**2).sum(1, keepdims=True)))
 
 
-CASES: list[tuple[LearnedMask, Callable[[], Reference]]] = [
+CASES: list[tuple[Method, Callable[[], Reference]]] = [
     (DST(penalty_weight=0.08, reset=0.4), DSTReference),
     (OptG(sparsity=0.8, beta=3.0), OptGReference),
     (LTP(penalty_weight=0.02, temperature=0.05, start_sparsity=0.1, hard_epoch=4), LTPReference),
@@ -253,9 +253,9 @@ CASES: list[tuple[LearnedMask, Callable[[], Reference]]] = [
 
 
 @pytest.mark.parametrize(("method", "reference"), CASES, ids=[method.about.name for method, _ in CASES])
-def test_every_step_matches_numpy(method: LearnedMask, reference: Callable[[], Reference]) -> None:
+def test_every_step_matches_numpy(method: Method, reference: Callable[[], Reference]) -> None:
     model, expected = torch_net(), reference()
-    sp = sparsify(model, method, epochs=EPOCHS, steps_per_epoch=STEPS_PER_EPOCH, guard=None)
+    sp = sparsify(model, method, epochs=EPOCHS // method.traits.rounds, steps_per_epoch=STEPS_PER_EPOCH, guard=None)
     optimizer = torch.optim.SGD(sp.param_groups(weight_decay=DECAY), lr=LR, momentum=MOMENTUM)
     sp.bind(optimizer)
     counts = set()

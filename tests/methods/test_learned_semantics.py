@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import SparsityWarning, sparsify
+from autosparse.methods import Method
 from autosparse.methods.cs import CS, Logits
 from autosparse.methods.dst import DST, FilterThreshold, step_derivative
-from autosparse.methods.families.learned_mask import LearnedMask, SoftMask
+from autosparse.methods.families.learned_mask import SoftMask
 from autosparse.methods.ltp import LTP, SoftPruned
 from autosparse.methods.optg import OptG, Scored
 from autosparse.methods.scl import SCL, Connected
@@ -24,7 +25,7 @@ from autosparse.sparsifier import Sparsifier
 
 from .numpy_net import batches, loss_of, torch_net
 
-METHODS: list[LearnedMask] = [
+METHODS: list[Method] = [
     DST(penalty_weight=0.05),
     OptG(sparsity=0.7, beta=5.0),
     LTP(penalty_weight=0.01, temperature=0.05),
@@ -35,7 +36,7 @@ NAMES = [method.about.name for method in METHODS]
 every = pytest.mark.parametrize("method", METHODS, ids=NAMES)
 
 
-def attach(method: LearnedMask, epochs: int = 4, **options: Any) -> tuple[nn.Sequential, Sparsifier, torch.optim.SGD]:
+def attach(method: Method, epochs: int = 4, **options: Any) -> tuple[nn.Sequential, Sparsifier, torch.optim.SGD]:
     model = torch_net()
     sp = sparsify(model, method, epochs=epochs, steps_per_epoch=3, guard=None, **options)
     optimizer = torch.optim.SGD(sp.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)
@@ -57,7 +58,7 @@ def value(loss: Tensor | float) -> float:
     return loss.item() if isinstance(loss, Tensor) else loss
 
 
-def single(method: LearnedMask, weight: list[list[float]]) -> tuple[nn.Linear, Sparsifier]:
+def single(method: Method, weight: list[list[float]]) -> tuple[nn.Linear, Sparsifier]:
     """One Linear with the given weight, sparsified."""
     layer = nn.Linear(len(weight[0]), len(weight), bias=False).double()
     layer.weight.data = torch.tensor(weight, dtype=torch.float64)
@@ -271,7 +272,7 @@ def test_cs_starts_at_the_weight_itself_and_ends_with_the_scaled_ticket() -> Non
 
 
 def test_cs_between_rounds_by_hand() -> None:
-    model, sp, optimizer = attach(CS(s_init=0.05, rounds=2, final_beta=100.0), epochs=4)
+    model, sp, optimizer = attach(CS(s_init=0.05, rounds=2, final_beta=100.0), epochs=2)
     assert [layer.name for layer in sp.layers] == ["0"]  # the last layer stays dense
     part = sp.layers[0].parametrization
     assert isinstance(part, Logits)
@@ -291,11 +292,37 @@ def test_cs_between_rounds_by_hand() -> None:
     assert not sp.next_round(optimizer)
 
 
+def test_cs_refuses_the_epochs_of_all_rounds_together() -> None:
+    model, sp, optimizer = attach(CS(rounds=2), epochs=4)
+    train(model, sp, optimizer, batches(6))
+    with pytest.raises(ValueError, match=r"epochs=4, and a round has trained 2: .* give epochs=2"):
+        sp.next_round(optimizer)
+
+
+def test_a_state_of_cs_that_counts_all_rounds_goes_on_in_its_round() -> None:
+    method, data = CS(s_init=0.003, rounds=2, final_beta=50.0), batches(12)
+    model, sp, optimizer = attach(method, epochs=2)
+    train(model, sp, optimizer, data[:6])
+    sp.next_round(optimizer)
+    train(model, sp, optimizer, data[6:9])
+    saved = copy.deepcopy((model.state_dict(), sp.state_dict(), optimizer.state_dict()))
+    # as release 0.1 wrote it: time goes on through all rounds
+    old = {**saved[1], "epochs": 4, "epoch": 3, "step": 9, "epoch_start": 9, "memory": {"round": 1, "round_start": 2}}
+    again, sp_again, optimizer_again = attach(method, epochs=2)
+    again.load_state_dict(saved[0])
+    sp_again.load_state_dict(old)
+    optimizer_again.load_state_dict(saved[2])
+    assert (sp_again.epoch, sp_again.step, sp_again.memory) == (1, 3, {"round": 1})
+    for net, run, opt in ((model, sp, optimizer), (again, sp_again, optimizer_again)):
+        train(net, run, opt, data[9:])
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+
+
 def test_cs_rewinds_weights_and_norms_but_not_logits() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
     start = copy.deepcopy(model.state_dict())
-    sp = sparsify(model, CS(s_init=0.01, train_ticket=True, rewind_epoch=0), epochs=2, steps_per_epoch=3, guard=None)
+    sp = sparsify(model, CS(s_init=0.01, train_ticket=True, rewind_epoch=0), epochs=1, steps_per_epoch=3, guard=None)
     optimizer = torch.optim.SGD(sp.param_groups(), lr=0.1)
     sp.bind(optimizer)
     train(model, sp, optimizer, batches(3))
@@ -314,7 +341,7 @@ def test_cs_rewinds_weights_and_norms_but_not_logits() -> None:
 
 
 @pytest.mark.parametrize("method", [METHODS[2], METHODS[3]], ids=["ltp", "cs"])
-def test_soft_masks_become_hard_at_the_end_or_at_finalize(method: LearnedMask) -> None:
+def test_soft_masks_become_hard_at_the_end_or_at_finalize(method: Method) -> None:
     model, sp, optimizer = attach(method)
     train(model, sp, optimizer, batches(9))
     assert all(bool((layer.effective() != 0).all()) for layer in sp.layers)  # still soft
@@ -387,7 +414,7 @@ DENSE_WEIGHT_GRADIENT = {"dst", "optg", "scl"}
 
 
 @every
-def test_training_cost_is_the_hand_formula(method: LearnedMask) -> None:
+def test_training_cost_is_the_hand_formula(method: Method) -> None:
     model, sp, optimizer = attach(method, example_input=torch.zeros(1, 12, dtype=torch.float64))
     macs = {"0": 192.0, "2": 64.0}
     spent = 0.0
@@ -410,9 +437,9 @@ def test_hard_masks_cost_three_sparse_passes() -> None:
 
 
 @every
-def test_resume_is_exact(method: LearnedMask) -> None:
+def test_resume_is_exact(method: Method) -> None:
     data = batches(12)
-    model, sp, optimizer = attach(method)
+    model, sp, optimizer = attach(method, epochs=2)
     train(model, sp, optimizer, data[:6])
     saved = copy.deepcopy((model.state_dict(), sp.state_dict(), optimizer.state_dict()))
     train(model, sp, optimizer, data[6:])
@@ -429,10 +456,10 @@ def test_resume_is_exact(method: LearnedMask) -> None:
 def test_cs_resumes_between_rounds() -> None:
     method = CS(s_init=0.003, rounds=2, rewind_epoch=1, final_beta=50.0)
     data = batches(12)
-    model, sp, optimizer = attach(method)
+    model, sp, optimizer = attach(method, epochs=2)
     train(model, sp, optimizer, data[:6])
     saved = copy.deepcopy((model.state_dict(), sp.state_dict(), optimizer.state_dict()))
-    again, sp_again, optimizer_again = attach(method)
+    again, sp_again, optimizer_again = attach(method, epochs=2)
     again.load_state_dict(saved[0])
     sp_again.load_state_dict(saved[1])
     optimizer_again.load_state_dict(saved[2])
@@ -444,7 +471,7 @@ def test_cs_resumes_between_rounds() -> None:
 
 
 @every
-def test_load_dense_starts_anew(method: LearnedMask) -> None:
+def test_load_dense_starts_anew(method: Method) -> None:
     _, sp, _ = attach(method)
     other = torch_net(seed=7)
     sp.load_dense(other.state_dict())
@@ -456,7 +483,7 @@ def test_load_dense_starts_anew(method: LearnedMask) -> None:
 
 
 @every
-def test_forward_has_no_branch_on_tensors(method: LearnedMask) -> None:
+def test_forward_has_no_branch_on_tensors(method: Method) -> None:
     model, _, _ = attach(method)
     x, _ = batches(1)[0]
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -464,7 +491,7 @@ def test_forward_has_no_branch_on_tensors(method: LearnedMask) -> None:
 
 
 @every
-def test_bfloat16_weights_keep_float32_learned_tensors(method: LearnedMask) -> None:
+def test_bfloat16_weights_keep_float32_learned_tensors(method: Method) -> None:
     model = torch_net().bfloat16()
     sp = sparsify(model, method, epochs=4, steps_per_epoch=3, guard=None)
     (model(torch.ones(2, 12, dtype=torch.bfloat16)).float().sum() + sp.penalty()).backward()
@@ -475,13 +502,13 @@ def test_bfloat16_weights_keep_float32_learned_tensors(method: LearnedMask) -> N
 
 
 @every
-def test_first_and_last_can_stay_dense(method: LearnedMask) -> None:
+def test_first_and_last_can_stay_dense(method: Method) -> None:
     for first, last, left in ((True, False, ["2"]), (False, True, ["0"]), (False, False, ["0", "2"])):
         sp = sparsify(torch_net(), replace(method, dense_first=first, dense_last=last), epochs=4, steps_per_epoch=3)
         assert [layer.name for layer in sp.layers] == left
 
 
-CHANGES: list[tuple[LearnedMask, dict[str, Any]]] = [
+CHANGES: list[tuple[Method, dict[str, Any]]] = [
     (DST(penalty_weight=0.1), {"penalty_weight": 0.02}),
     (DST(penalty_weight=0.1), {"reset": 0.6}),
     (OptG(sparsity=0.7, beta=5.0), {"sparsity": 0.6}),
@@ -505,13 +532,13 @@ CHANGES: list[tuple[LearnedMask, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "change"), CHANGES, ids=[f"{m.about.name}-{next(iter(c))}" for m, c in CHANGES])
-def test_every_field_changes_the_run(method: LearnedMask, change: dict[str, Any]) -> None:
+def test_every_field_changes_the_run(method: Method, change: dict[str, Any]) -> None:
     ends = []
     for each in (method, replace(method, **change)):
-        model, sp, optimizer = attach(each)
+        model, sp, optimizer = attach(each, epochs=4 // each.traits.rounds)
         for start in (0, 6):
             train(model, sp, optimizer, batches(12)[start : start + 6])
-            if isinstance(each, CS) and each.stages > 1 and start == 0:
+            if each.traits.rounds > 1 and start == 0:
                 sp.next_round(optimizer)
         ends.append(torch.cat([layer.effective().flatten() for layer in sp.layers]))
     assert not torch.equal(*ends)
@@ -540,7 +567,7 @@ def test_every_field_changes_the_run(method: LearnedMask, change: dict[str, Any]
         (SCL, {"schedule": "cosin"}, "did you mean 'cosine'"),
     ],
 )
-def test_bad_fields_are_refused(cls: type[LearnedMask], fields: dict[str, Any], words: str) -> None:
+def test_bad_fields_are_refused(cls: type[Method], fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         cls(**fields)
 
@@ -549,10 +576,9 @@ def test_bad_fields_are_refused(cls: type[LearnedMask], fields: dict[str, Any], 
     ("method", "words"),
     [
         (LTP(hard_epoch=5), "beyond the run of 4 epochs"),
-        (CS(rounds=3), "divide by 3"),
-        (CS(rounds=2, rewind_epoch=2), "first round of 2 epochs"),
+        (CS(rounds=2, rewind_epoch=4), "first round of 4 epochs"),
     ],
 )
-def test_runs_that_cannot_work_are_refused(method: LearnedMask, words: str) -> None:
+def test_runs_that_cannot_work_are_refused(method: Method, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         attach(method)

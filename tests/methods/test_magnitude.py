@@ -17,7 +17,7 @@ from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.dnw import DNW
 from autosparse.methods.dpf import DPF
 from autosparse.methods.families.base import Method
-from autosparse.methods.families.magnitude import Magnitude
+from autosparse.methods.families.budget import Budgeted
 from autosparse.methods.gmp import GMP
 from autosparse.methods.swat import SWAT
 from autosparse.methods.topkast import TopKAST, TopKASTGA, TopKASTPP
@@ -392,7 +392,7 @@ def test_every_field_changes_behaviour(base: type[Method], changes: dict[str, An
         (lambda: DNW(sparsity=1.0), "sparsity = 1.0"),
         (lambda: DNW(sparsity=-0.1), "fraction of zeros"),
         (lambda: DNW(update_every=0), "update_every = 0"),
-        (lambda: DNW(distribution="global"), "dnw allows: uniform, er, erk"),
+        (lambda: DNW(distribution="global"), "allowed: uniform, er, erk"),
         (lambda: TopKAST(sparsity=0.5, backward_sparsity=0.6), "backward_sparsity = 0.6"),
         (lambda: TopKAST(exploration=-1.0), "exploration = -1.0"),
         (lambda: TopKAST(power=0.5), "power = 0.5"),
@@ -448,7 +448,7 @@ def test_finalize_gives_the_effective_weights_and_a_plain_module(name: str) -> N
 @pytest.mark.parametrize("name", TRANSCRIPTIONS)
 def test_the_promised_sparsity_is_reached_exactly(name: str) -> None:
     method = TRANSCRIPTIONS[name][0]
-    assert isinstance(method, Magnitude)
+    assert isinstance(method, Budgeted)
     _, run = trained(method)
     if method.distribution == "global":
         assert int(run.counts().sum()) == count_of(DENSE, method.sparsity)

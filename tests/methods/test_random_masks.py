@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from autosparse import Sparsifier, sparsify
 from autosparse.methods.dsr import DSR
-from autosparse.methods.fixed_mask import RandomStart, mask_of
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.mest import MEST
 from autosparse.methods.random_mask import Random
 from autosparse.methods.rigl import RigL
 from autosparse.methods.set_ import SET
 from autosparse.methods.snfs import SNFS
 
-METHODS: dict[str, type[RandomStart]] = {"set": SET, "snfs": SNFS, "dsr": DSR, "rigl": RigL, "random": Random, "mest": MEST}
+METHODS: dict[str, type[Budgeted]] = {"set": SET, "snfs": SNFS, "dsr": DSR, "rigl": RigL, "random": Random, "mest": MEST}
 INITS: dict[str, Callable[[Tensor], object]] = {"uniform": nn.init.kaiming_uniform_, "normal": nn.init.kaiming_normal_}
 LARGEST_Z = 5  # standard deviations; chance gives one in a million more, and 3.2 is the largest of all values here
 

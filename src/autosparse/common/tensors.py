@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 
 import torch
@@ -69,6 +70,12 @@ def split_at(magnitudes: Tensor, below: int) -> Tensor:
     # Many zeros, or nothing to cut: below the smallest weight that is not zero, where a threshold can still be learned.
     positive = flat[flat > 0]
     return positive.min() / 2 if positive.numel() else bound
+
+
+def threshold_for(magnitudes: Tensor, density: float) -> Tensor:
+    """A threshold that leaves at least this density above it, and at least one magnitude."""
+    keep = max(1, math.ceil(density * magnitudes.numel()))  # rounding down would leave less than the density
+    return split_at(magnitudes, magnitudes.numel() - keep)
 
 
 def random_stream(seed: int, purpose: str) -> torch.Generator:

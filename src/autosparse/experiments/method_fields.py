@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autosparse.methods import METHODS, describe
+from autosparse.methods import METHODS, Rounds, describe
 
 # Their sparsity follows from these. Found on the digits with one seed, in runs of 390 steps, for a sparsity near 90 %.
 LEARNED: dict[str, dict[str, Any]] = {
@@ -18,8 +18,8 @@ LEARNED: dict[str, dict[str, Any]] = {
 }
 # Longer runs get the methods' own defaults, which were made for ImageNet.
 SHORT_RUN = 5_000
-# Rounds after the first; all rounds together share the epochs of the recipe.
-ROUNDS = {"prune_retrain": 1, "lottery": 2}
+# Most rounds of a method that trains in rounds; all rounds together share the epochs of the recipe.
+ROUNDS = 2
 # Least number of mask updates in a run, where the default counts hundreds of steps or several epochs.
 UPDATES = 30
 # What AutoSparse and STR share: a recipe of one says it for the other too.
@@ -63,9 +63,19 @@ def method_block(
         if name in THRESHOLD_METHODS and replaced["name"] in THRESHOLD_METHODS:
             block |= {shared: replaced[shared] for shared in THRESHOLD_FIELDS if shared in replaced}
         block[field] = goal
-    if name in ROUNDS:
-        block["rounds"] = next((rounds for rounds in range(ROUNDS[name], 0, -1) if epochs % (rounds + 1) == 0), ROUNDS[name])
-    return block | _scaled(name, epochs, steps_per_epoch)
+    block |= _scaled(name, epochs, steps_per_epoch)
+    return block | _rounds(block, epochs)
+
+
+def _rounds(block: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """Of a method that trains in rounds, as many as divide the epochs."""
+    fields = {name: value for name, value in block.items() if name != "name"}
+    cls = METHODS[block["name"]]
+    if not issubclass(cls, Rounds):
+        return {}
+    most = min(cls().rounds, ROUNDS)
+    choices = range(most, 0, -1)
+    return {"rounds": next((n for n in choices if epochs % cls(**{**fields, "rounds": n}).traits.rounds == 0), most)}
 
 
 def _scaled(name: str, epochs: int, steps_per_epoch: Callable[[], int]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def _add_group(
 ) -> None:
     options = {key: value for key, value in source.items() if key not in ("params", "param_names")}
     if decay is None:
-        decay = sp.method.learned_decay(source.get("weight_decay", 0.0))
+        decay = sp.method.traits.learned_decay
+        decay = source.get("weight_decay", 0.0) if decay is None else decay
     params = list(learned.items()) if "param_names" in source else list(learned.values())
     count, number = len(optimizer.param_groups), [id(group) for group in optimizer.param_groups].index(id(source))
     # coupled decay under Adam is normalised away; other optimizers ignore the key

@@ -1,106 +1,51 @@
-"""All methods behind one switch: `method(name, **fields)`. A new method is one file and one line here."""
+"""All methods, and what is needed to write another: one file with a class under `@register`, and its name below."""
 
-from __future__ import annotations
-
-import dataclasses
-import difflib
-from typing import Any
-
-from autosparse.methods.autosparse import STR, AutoSparse
-from autosparse.methods.cs import CS
-from autosparse.methods.dns import DNS
-from autosparse.methods.dnw import DNW
-from autosparse.methods.dpf import DPF
-from autosparse.methods.dsr import DSR
-from autosparse.methods.dst import DST
-from autosparse.methods.families.base import About, Method
-from autosparse.methods.gmp import GMP
-from autosparse.methods.grasp import GraSP
-from autosparse.methods.lottery import LotteryTicket
-from autosparse.methods.ltp import LTP
-from autosparse.methods.mest import MEST
-from autosparse.methods.optg import OptG
-from autosparse.methods.prune_retrain import PruneRetrain
-from autosparse.methods.random import Random
-from autosparse.methods.rigl import RigL
-from autosparse.methods.scl import SCL
-from autosparse.methods.set import SET
-from autosparse.methods.snfs import SNFS
-from autosparse.methods.snip import SNIP
-from autosparse.methods.swat import SWAT
-from autosparse.methods.synflow import SynFlow
-from autosparse.methods.topkast import TopKAST, TopKASTGA, TopKASTPP
-
-CLASSES: tuple[type[Method], ...] = (
-    *(AutoSparse, STR, DST, OptG, LTP, CS, SCL),  # learned during training
-    *(TopKAST, TopKASTPP, TopKASTGA, RigL, SET, DSR, SNFS, MEST, SWAT),  # fixed budget, sparse to sparse
-    *(GMP, DNW, DPF),  # dense to sparse
-    *(SNIP, GraSP, SynFlow, Random),  # before training
-    *(PruneRetrain, LotteryTicket, DNS),  # after or around training
-)
-METHODS = {cls.about.name: cls for cls in CLASSES}
-__all__ = [
-    "CLASSES",
-    "CS",
-    "DNS",
-    "DNW",
-    "DPF",
-    "DSR",
-    "DST",
-    "GMP",
-    "LTP",
-    "MEST",
-    "METHODS",
-    "SCL",
-    "SET",
-    "SNFS",
-    "SNIP",
-    "STR",
-    "SWAT",
-    "About",
-    "AutoSparse",
-    "GraSP",
-    "LotteryTicket",
-    "Method",
-    "OptG",
-    "PruneRetrain",
-    "Random",
-    "RigL",
-    "SynFlow",
-    "TopKAST",
-    "TopKASTGA",
-    "TopKASTPP",
-    "describe",
-    "list_methods",
-    "method",
-]
-
-
-def list_methods() -> list[str]:
-    """The names that `method` takes."""
-    return list(METHODS)
-
-
-def method(name: str, **fields: Any) -> Method:
-    """A method by its name, with the fields of its config class."""
-    cls = _lookup(name)
-    known = [field.name for field in dataclasses.fields(cls)]
-    for field in fields:
-        if field not in known:
-            near = difflib.get_close_matches(field, known, n=3, cutoff=0.4)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise ValueError(f"{name} has no field {field!r}{hint} Its fields: {', '.join(known)}")
-    return cls(**fields)
-
-
-def describe(name: str) -> About:
-    """The method's row in the table of methods."""
-    return _lookup(name).about
-
-
-def _lookup(name: str) -> type[Method]:
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"there is no method {name!r}{hint} Methods: {', '.join(METHODS)}")
-    return METHODS[name]
+from autosparse.common.tensors import top_mask as top_mask
+from autosparse.methods.annealing import GradientAnnealing as GradientAnnealing
+from autosparse.methods.autosparse import STR as STR
+from autosparse.methods.autosparse import AutoSparse as AutoSparse
+from autosparse.methods.autotune import AutoTune as AutoTune
+from autosparse.methods.cs import CS as CS
+from autosparse.methods.dns import DNS as DNS
+from autosparse.methods.dnw import DNW as DNW
+from autosparse.methods.dpf import DPF as DPF
+from autosparse.methods.dsr import DSR as DSR
+from autosparse.methods.dst import DST as DST
+from autosparse.methods.families.base import About as About
+from autosparse.methods.families.base import Method as Method
+from autosparse.methods.families.base import Run as Run
+from autosparse.methods.families.base import Traits as Traits
+from autosparse.methods.families.base import require as require
+from autosparse.methods.families.budget import Budgeted as Budgeted
+from autosparse.methods.families.drop_grow import DropAndGrow as DropAndGrow
+from autosparse.methods.families.fixed_mask import FixedMask as FixedMask
+from autosparse.methods.families.fixed_mask import mask_of as mask_of
+from autosparse.methods.families.fixed_mask import set_mask as set_mask
+from autosparse.methods.families.magnitude import CubicRamp as CubicRamp
+from autosparse.methods.families.magnitude import DenseGradient as DenseGradient
+from autosparse.methods.families.magnitude import Magnitude as Magnitude
+from autosparse.methods.families.rounds import Rounds as Rounds
+from autosparse.methods.families.scored import ScoredMask as ScoredMask
+from autosparse.methods.gmp import GMP as GMP
+from autosparse.methods.grasp import GraSP as GraSP
+from autosparse.methods.lottery import LotteryTicket as LotteryTicket
+from autosparse.methods.ltp import LTP as LTP
+from autosparse.methods.mest import MEST as MEST
+from autosparse.methods.optg import OptG as OptG
+from autosparse.methods.prune_retrain import PruneRetrain as PruneRetrain
+from autosparse.methods.random import Random as Random
+from autosparse.methods.registry import METHODS as METHODS
+from autosparse.methods.registry import describe as describe
+from autosparse.methods.registry import list_methods as list_methods
+from autosparse.methods.registry import method as method
+from autosparse.methods.registry import register as register
+from autosparse.methods.rigl import RigL as RigL
+from autosparse.methods.scl import SCL as SCL
+from autosparse.methods.set import SET as SET
+from autosparse.methods.snfs import SNFS as SNFS
+from autosparse.methods.snip import SNIP as SNIP
+from autosparse.methods.swat import SWAT as SWAT
+from autosparse.methods.synflow import SynFlow as SynFlow
+from autosparse.methods.topkast import TopKAST as TopKAST
+from autosparse.methods.topkast import TopKASTGA as TopKASTGA
+from autosparse.methods.topkast import TopKASTPP as TopKASTPP

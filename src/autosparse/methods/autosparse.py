@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from autosparse.common.warnings import warn
 from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
-from autosparse.methods import steering
 from autosparse.methods.annealing import DEFAULT_ALPHA, GradientAnnealing
-from autosparse.methods.autotune import AlphaTuner, AutoTune, TargetController
-from autosparse.methods.families.base import About, Method, Stateful, dense_like, require
+from autosparse.methods.autotune import AlphaTuner, AutoTune
+from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require
+from autosparse.methods.families.learned_mask import per_channel
+from autosparse.methods.registry import register
+from autosparse.methods.target import TargetController
+from autosparse.methods.target_steering import refresh_reach, start_together, steer
 from autosparse.parametrizations import SoftThreshold
 
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
-
 DEFAULT_START_SPARSITY = 0.3
+PRUNE_MORE = (
+    "start sparser (start_sparsity=0.3), raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), "
+    "or set target_sparsity"
+)
 MISS = 0.005  # distance from a target that is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedThreshold(Method):
     """What AutoSparse and STR share: a soft threshold g(s) that the loss and its decay move, or a target steers."""
-
-    shardable: ClassVar[bool] = True
-    prune_more: ClassVar[str] = (
-        "start sparser (start_sparsity=0.3), raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), "
-        "or set target_sparsity"
-    )
 
     s_init: float | None = None
     start_sparsity: float | None = None
@@ -68,44 +62,47 @@ class LearnedThreshold(Method):
         )
         require(0 < self.target_ramp <= 1, f"target_ramp = {self.target_ramp}; allowed: 0 < target_ramp <= 1")
 
-    def check(self, run: Sparsifier) -> None:
-        floor = run.guard.config.floor if run.guard else 0.0
+    @property
+    def traits(self) -> Traits:
+        rises_by_decay = self.g != "identity" and self.threshold != "shared" and self.target_sparsity is None
+        decay = None if self.target_sparsity is None else 0.0
+        return replace(super().traits, needs_decay=rises_by_decay, learned_decay=decay, shardable=True, prune_more=PRUNE_MORE)
+
+    def check(self, sp: Run) -> None:
+        floor = sp.density_floor
         require(
             self.target_sparsity is None or self.target_sparsity <= 1 - floor,
             f"target_sparsity = {self.target_sparsity} cannot be met while every layer keeps a density of {floor}: "
             f"pass density_floor below {1 - (self.target_sparsity or 0):.4g} to sparsify",
         )
 
-    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
+    def parts(self, sp: Run) -> dict[str, Stateful]:
         if self.target_sparsity is None:
             return {}
-        return {"controller": TargetController(self.target_sparsity, self.target_ramp, run.total_steps)}
+        return {"controller": TargetController(self.target_sparsity, self.target_ramp, sp.total_steps)}
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> SoftThreshold:
-        shape: tuple[int, ...] = (1,)
-        if self.threshold == "channel":
-            shape = tuple(size if dim == layer.channel_dim else 1 for dim, size in enumerate(layer.shape))
+    def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
+        shape = per_channel(layer) if self.threshold == "channel" else (1,)
         return SoftThreshold(layer.stored, shape, self.g, self.threshold != "shared", self._backward_sparsity())
 
-    def start(self, run: Sparsifier) -> None:
-        layers = steering.threshold_layers(run.layers)
+    def start(self, sp: Run) -> None:
+        layers = layer_parts(sp, SoftThreshold)
         sparsity = DEFAULT_START_SPARSITY if self.start_sparsity is None else self.start_sparsity
         if self.s_init is not None:
             for _, soft in layers:
                 soft.threshold.data.fill_(self.s_init)
-            self._warn_dead(run)
+            self._warn_dead(sp)
         elif self.threshold == "shared":
-            steering.start_together(layers, sparsity, run.generator)
+            start_together(layers, sparsity, sp.generator)
         else:
             for layer, soft in layers:
                 soft.start_at(layer.weight(), sparsity)
-        steering.refresh_reach(layers)
-        controller = _controller(run)
-        if controller:
-            controller.start(run.sparsity())
+        refresh_reach(layers)
+        if "controller" in sp.parts:
+            sp.parts["controller"].start(sp.sparsity())
 
-    def _warn_dead(self, run: Sparsifier) -> None:
-        dead = [layer.name for layer, density in zip(run.layers, run.densities(), strict=True) if density == 0]
+    def _warn_dead(self, sp: Run) -> None:
+        dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
         if dead:
             warn(
                 f"s_init = {self.s_init} prunes every weight of {', '.join(dead[:5])}{' ...' if len(dead) > 5 else ''} "
@@ -113,9 +110,9 @@ class LearnedThreshold(Method):
                 "such layers never recover by themselves. Use start_sparsity, or a lower s_init."
             )
 
-    def _warn_if_missed(self, run: Sparsifier) -> None:
+    def _warn_if_missed(self, sp: Run) -> None:
         assert self.target_sparsity is not None
-        reached = run.sparsity()
+        reached = sp.sparsity()
         if abs(reached - self.target_sparsity) > MISS:
             warn(
                 f"target_sparsity = {self.target_sparsity}, reached {reached:.4f}: the loss pushed the thresholds back faster "
@@ -125,49 +122,31 @@ class LearnedThreshold(Method):
     def _backward_sparsity(self) -> float:
         return 0.0
 
-    def after_step(self, run: Sparsifier) -> None:
-        layers, controller = steering.threshold_layers(run.layers), _controller(run)
-        if controller and controller.due(run.step):
-            steering.steer(layers, controller, run.step, run.held_floor, run.generator)
-            if run.step == run.total_steps:
-                self._warn_if_missed(run)
+    def after_step(self, sp: Run) -> None:
+        layers, controller = layer_parts(sp, SoftThreshold), sp.parts.get("controller")
+        if controller and controller.due(sp.step):
+            steer(layers, controller, sp.step, sp.held_floor, sp.generator)
+            if sp.step == sp.total_steps:
+                self._warn_if_missed(sp)
         if self._backward_sparsity():
-            steering.refresh_reach(layers)
+            refresh_reach(layers)
 
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        return 0.0 if self.target_sparsity is not None else weight_decay
-
-    def needs_decay(self) -> bool:
-        return self.g != "identity" and self.threshold != "shared" and self.target_sparsity is None
-
-    def notes(self, run: Sparsifier) -> list[str]:
-        controller = _controller(run)
+    def notes(self, sp: Run) -> list[str]:
+        controller = sp.parts.get("controller")
         if not controller or not controller.history:
             return []
-        step, wanted, reached, factor = controller.history[-1]
+        step, planned, reached, factor = controller.history[-1]
         return [
-            f"target {self.target_sparsity:.1%}: at step {step} of {run.total_steps} wanted {wanted:.2%}, "
+            f"target {self.target_sparsity:.1%}: at step {step} of {sp.total_steps} wanted {planned:.2%}, "
             f"reached {reached:.2%} (factor on s {factor:.4f})"
         ]
 
 
-def _controller(run: Sparsifier) -> TargetController | None:
-    part = run.parts.get("controller")
-    assert part is None or isinstance(part, TargetController)
-    return part
-
-
-def _tuner(run: Sparsifier) -> AlphaTuner | None:
-    part = run.parts.get("tuner")
-    assert part is None or isinstance(part, AlphaTuner)
-    return part
-
-
-@dataclass(frozen=True, kw_only=True)
+@register
 class AutoSparse(LearnedThreshold):
     """Learned thresholds with Gradient Annealing: pruned weights receive alpha * G, and alpha decays over training."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="autosparse",
         year=2023,
         family="learned during training",
@@ -204,12 +183,9 @@ class AutoSparse(LearnedThreshold):
         )
         require(self.dense_grad_every >= 1, f"dense_grad_every = {self.dense_grad_every}; it must be at least 1")
 
-    def fields(self) -> dict[str, Any]:
-        """The config as plain values; reference losses instead of where they were read from."""
-        fields = super().fields()
-        if self.autotune is not None:
-            fields["autotune"]["reference"] = list(self.autotune.losses())
-        return fields
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, gate_is_rare=self.dense_grad_every > 1)
 
     def annealing(self) -> GradientAnnealing:
         alpha = self.autotune.start if self.autotune else self.alpha
@@ -218,72 +194,61 @@ class AutoSparse(LearnedThreshold):
             alpha=alpha, schedule=self.schedule, beta=self.beta, zero_epoch=self.zero_epoch, horizon=self.horizon
         )
 
-    def check(self, run: Sparsifier) -> None:
-        super().check(run)
-        self.annealing().check(run.epochs)
+    def check(self, sp: Run) -> None:
+        super().check(sp)
+        self.annealing().check(sp.epochs)
         if self.autotune is not None:
             require(
-                self.autotune.epochs < (self.horizon or run.epochs),
-                f"autotune takes {self.autotune.epochs} epochs of a run of {self.horizon or run.epochs}: "
+                self.autotune.epochs < (self.horizon or sp.epochs),
+                f"autotune takes {self.autotune.epochs} epochs of a run of {self.horizon or sp.epochs}: "
                 "train longer, or lower AutoTune(epochs=...)",
             )
             for difference in self.autotune.settings_difference():
                 warn(f"the reference losses were made with other settings: {difference}")
 
-    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
-        return super().parts(run) if self.autotune is None else {"tuner": AlphaTuner(self.autotune)}
+    def parts(self, sp: Run) -> dict[str, Stateful]:
+        return super().parts(sp) if self.autotune is None else {"tuner": AlphaTuner(self.autotune)}
 
-    def start(self, run: Sparsifier) -> None:
-        super().start(run)
-        if self.autotune is not None and not run.ledger.dense_steps:  # start comes again after load_dense
-            run.ledger.add_dense_steps(self.autotune.epochs * run.steps_per_epoch)
+    def start(self, sp: Run) -> None:
+        super().start(sp)
+        if self.autotune is not None and not sp.ledger.dense_steps:  # start comes again after load_dense
+            sp.ledger.add_dense_steps(self.autotune.epochs * sp.steps_per_epoch)
 
     def _backward_sparsity(self) -> float:
         return self.backward_sparsity
 
-    def annealed(self, run: Sparsifier) -> float:
-        annealing = self.annealing()
-        tuner = _tuner(run)
-        if tuner and not annealing.is_zero(run.epoch):
-            return tuner.alpha_at(run.epoch, annealing.decay, self.horizon or run.epochs)
-        return annealing.at(run.epoch, run.epochs)
+    def annealed(self, sp: Run) -> float:
+        annealing, tuner = self.annealing(), sp.parts.get("tuner")
+        if tuner and not annealing.is_zero(sp.epoch):
+            return float(tuner.alpha_at(sp.epoch, annealing.decay, self.horizon or sp.epochs))
+        return annealing.at(sp.epoch, sp.epochs)
 
-    def gate(self, run: Sparsifier) -> float:
-        return run.alpha if run.step % self.dense_grad_every == 0 else 0.0
+    def gate(self, sp: Run) -> float:
+        return sp.alpha if sp.step % self.dense_grad_every == 0 else 0.0
 
-    def gate_is_rare(self) -> bool:
-        return self.dense_grad_every > 1
-
-    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        tuner = _tuner(run)
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        tuner = sp.parts.get("tuner")
         if tuner and not tuner.tuned:
             if loss is None:
                 raise ValueError(
                     f"auto-tuning needs the mean training loss of each of the first {tuner.config.epochs} epochs: "
                     "sp.end_epoch(loss=...)"
                 )
-            tuner.observe(run.epoch, loss)
+            tuner.observe(sp.epoch, loss)
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        if self.gate(run) == 0:
-            return density, density, density
-        if not self.backward_sparsity:
-            return density, density, dense_like(density)
-        return density, density, torch.clamp(density, min=1 - self.backward_sparsity)
-
-    def notes(self, run: Sparsifier) -> list[str]:
-        lines, tuner = [f"alpha {run.alpha:.4f}"], _tuner(run)
+    def notes(self, sp: Run) -> list[str]:
+        lines, tuner = [f"alpha {sp.alpha:.4f}"], sp.parts.get("tuner")
         if tuner and tuner.history:
             epoch, loss, reference, alpha = tuner.history[-1]
             lines.append(f"auto-tune: epoch {epoch} loss {loss:.4f}, reference {reference:.4f}, alpha set to {alpha:.4f}")
-        return lines + super().notes(run)
+        return lines + super().notes(sp)
 
 
-@dataclass(frozen=True, kw_only=True)
+@register
 class STR(LearnedThreshold):
     """Soft threshold weight reparametrisation: AutoSparse with alpha = 0."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="str",
         year=2020,
         family="learned during training",

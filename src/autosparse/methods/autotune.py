@@ -1,22 +1,21 @@
-"""Algorithm 1 (alpha steered by a dense run's losses) and the target-sparsity controller: plain state machines."""
+"""Algorithm 1: alpha follows the losses of a dense run, which a reference file holds. Plain Python, no torch."""
+
+from __future__ import annotations
 
 import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from autosparse.schedules import cubic
+from autosparse.common.files import write_json
+from autosparse.common.words import require
+from autosparse.methods.target import refuse_difference
 
 _FORMAT, _VERSION = "autosparse-reference", 1
-
-
-def _need(ok: bool, name: str, given: object, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} is {given!r}; allowed: {allowed}")
 
 
 def _checked_losses(losses: Iterable[object], source: str) -> tuple[float, ...]:
@@ -51,12 +50,12 @@ class AutoTune:
 
     def __post_init__(self) -> None:
         whole = isinstance(self.epochs, int) and not isinstance(self.epochs, bool)
-        _need(whole and self.epochs >= 1, "epochs", self.epochs, "a whole number of at least 1")
-        _need(0.0 <= self.tolerance < math.inf, "tolerance", self.tolerance, "a finite number >= 0")
-        _need(0.0 < self.up < math.inf, "up", self.up, "a finite number above 0")
-        _need(0.0 <= self.down < 1.0, "down", self.down, "[0, 1)")
+        require(whole and self.epochs >= 1, "epochs", self.epochs, "a whole number of at least 1")
+        require(0.0 <= self.tolerance < math.inf, "tolerance", self.tolerance, "a finite number >= 0")
+        require(0.0 < self.up < math.inf, "up", self.up, "a finite number above 0")
+        require(0.0 <= self.down < 1.0, "down", self.down, "[0, 1)")
         # From 0 the products of Algorithm 1 never move.
-        _need(0.0 < self.start <= 1.0, "start", self.start, "(0, 1]")
+        require(0.0 < self.start <= 1.0, "start", self.start, "(0, 1]")
         if self.settings is not None:
             object.__setattr__(self, "settings", _plain(self.settings))
         if self.reference is not None and not isinstance(self.reference, (str, os.PathLike)):
@@ -81,6 +80,10 @@ class AutoTune:
                 f"record {self.epochs} dense epochs, or give AutoTune(epochs={max(1, len(losses))})"
             )
         return losses
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values; the losses instead of where they were read from."""
+        return {**asdict(self), "reference": list(self.losses())}
 
     def settings_difference(self) -> list[str]:
         """A sentence for every setting in which the reference run differs from this one."""
@@ -132,23 +135,14 @@ class ReferenceRecorder:
             raise ValueError(f"{self.path} exists already; choose another path or give overwrite=True")
         self.settings = _plain(settings)
         self.losses: list[float] = []
-        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def record(self, loss: float) -> None:
         """Add the mean training loss of the epoch just done; the file is complete after every call."""
         losses = [*self.losses, float(loss)]
         _checked_losses(losses, "ReferenceRecorder")
         content = {"format": _FORMAT, "version": _VERSION, "losses": losses, "settings": self.settings}
-        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.path)
+        write_json(self.path, content)
         self.losses = losses
-
-
-def _refuse_difference(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    different = [f"{name} was {saved.get(name)!r}, is {own[name]!r}" for name in own if saved.get(name) != own[name]]
-    if different:
-        raise ValueError(f"this state belongs to another {what}: {'; '.join(different)}")
 
 
 class AlphaTuner:
@@ -209,85 +203,18 @@ class AlphaTuner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`; other constants or other reference losses are refused."""
-        _refuse_difference("auto-tune", state, self._identity())
+        refuse_difference("auto-tune", state, self._identity())
         self.history = [(int(e), float(loss), float(ref), float(alpha)) for e, loss, ref, alpha in state["history"]]
         self.alpha = float(state["alpha"])
 
 
-class TargetController:
-    """Steers the overall sparsity along a cubic ramp: it says when and how far, the caller moves the thresholds."""
-
-    def __init__(self, target: float, ramp: float, total_steps: int, every: int | None = None, max_decay: float = 24.0) -> None:
-        _need(0.0 < target < 1.0, "target", target, "(0, 1), the fraction of zeros at the end")
-        _need(0.0 < ramp <= 1.0, "ramp", ramp, "(0, 1], the part of the run at which the target is reached")
-        _need(total_steps >= 1, "total_steps", total_steps, "at least 1")
-        _need(every is None or every >= 1, "every", every, "at least 1, or None")
-        _need(
-            0.0 < max_decay <= 100.0,
-            "max_decay",
-            max_decay,
-            "(0, 100], the most nats that the thresholds may move in a run",
-        )
-        self.target = target
-        self.ramp = ramp
-        self.total_steps = total_steps
-        self.every = every if every is not None else min(100, max(1, round(total_steps / 80)))
-        self.max_decay = max_decay
-        self.start_sparsity: float | None = None
-        self.history: list[tuple[int, float, float, float]] = []  # step, wanted, reached, factor
-
-    def start(self, sparsity: float) -> None:
-        """Record S_i, the overall sparsity before the first step."""
-        _need(0.0 <= sparsity <= 1.0, "sparsity", sparsity, "[0, 1]")
-        self.start_sparsity = float(sparsity)
-
-    def due(self, step: int) -> bool:
-        """Whether thresholds move after `step` optimizer steps: every `every` steps and after the last."""
-        if self.start_sparsity is None or step < 1:
-            return False
-        return step % self.every == 0 or step == self.total_steps
-
-    def wanted(self, step: int) -> float:
-        """S*(t) = S_f + (S_i - S_f)(1 - min(1, t/(ramp T)))^3, or S_f if the run starts above it."""
-        if self.start_sparsity is None:
-            raise RuntimeError("the target controller does not know the sparsity at the start: call start(sparsity) first")
-        return cubic(step / (self.ramp * self.total_steps), min(self.start_sparsity, self.target), self.target)
-
-    def limit(self, factor: float) -> float:
-        """The factor on all thresholds' s, within [e^-d, e^d], d = max_decay * every / total_steps nats."""
-        if math.isnan(factor):
-            raise ValueError("the controller's factor is NaN: a weight or a threshold is not finite")
-        most = self.max_decay * min(1.0, self.every / self.total_steps)
-        return min(math.exp(most), max(math.exp(-most), factor))
-
-    def record(self, step: int, wanted: float, reached: float, factor: float) -> None:
-        """Keep one move for the report."""
-        self.history.append((int(step), float(wanted), float(reached), float(factor)))
-
-    def _identity(self) -> dict[str, Any]:
-        named = {"target": self.target, "ramp": self.ramp, "total_steps": self.total_steps}
-        return {**named, "every": self.every, "max_decay": self.max_decay}
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able state."""
-        history = [list(entry) for entry in self.history]
-        return {**self._identity(), "start_sparsity": self.start_sparsity, "history": history}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`; another target, ramp, length or pace is refused."""
-        _refuse_difference("target controller", state, self._identity())
-        start = state["start_sparsity"]
-        self.start_sparsity = None if start is None else float(start)
-        self.history = [(int(step), float(w), float(r), float(f)) for step, w, r, f in state["history"]]
-
-
 def threshold_decay(total: float, lrs: Iterable[float], momentum: float = 0.0) -> float:
     """Weight decay that shrinks s by `total` nats over a run: D (1 - momentum) / sum(lr), with the lr of every step."""
-    _need(0.0 <= total < math.inf, "total", total, "a finite number of nats >= 0")
-    _need(0.0 <= momentum < 1.0, "momentum", momentum, "[0, 1)")
+    require(0.0 <= total < math.inf, "total", total, "a finite number of nats >= 0")
+    require(0.0 <= momentum < 1.0, "momentum", momentum, "[0, 1)")
     rates = [float(rate) for rate in lrs]
     for step, rate in enumerate(rates):
-        _need(0.0 <= rate < math.inf, f"the learning rate of step {step}", rate, "a finite number >= 0")
+        require(0.0 <= rate < math.inf, f"the learning rate of step {step}", rate, "a finite number >= 0")
     summed = math.fsum(rates)
     if summed <= 0.0:
         raise ValueError(f"the {len(rates)} learning rates sum to 0; lrs needs the learning rate of every step of the run")

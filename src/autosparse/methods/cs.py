@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from autosparse.common.tensors import assign
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.learned_mask import LearnedMask, SoftMask, harden, learned_tensor, parts
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.families.base import About, Run, Traits, layer_parts, require
+from autosparse.methods.families.learned_mask import SoftMask, harden, learned_tensor
+from autosparse.methods.families.rounds import Rounds, remember, rewind
+from autosparse.methods.registry import register
 
 
 class Logits(SoftMask):
@@ -39,11 +36,11 @@ class Logits(SoftMask):
         return self.logit.detach() > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CS(LearnedMask):
+@register
+class CS(Rounds):
     """Mask logits with a temperature that rises over each round; the ticket keeps the weights with s > 0."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="cs",
         year=2020,
         family="learned during training",
@@ -57,112 +54,87 @@ class CS(LearnedMask):
     s_init: float = 0.01
     final_beta: float = 200.0
     penalty_weight: float = 1e-8
-    rounds: int = 1
     train_ticket: bool = False
     rewind_epoch: int | None = None
+    dense_first: bool = False
     dense_last: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(abs(self.s_init) <= 50, f"s_init = {self.s_init}; allowed: -50 to 50, usual: -0.1 to 0.1")
         require(self.final_beta > 1, f"final_beta = {self.final_beta}; it must be above 1, where beta starts")
         require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
-        require(self.rounds >= 1, f"rounds = {self.rounds}; it must be at least 1")
         require(
             self.rewind_epoch is None or self.rewind_epoch >= 0, f"rewind_epoch = {self.rewind_epoch}; it must be at least 0"
         )
         require(
-            self.rewind_epoch is None or self.stages > 1,
+            self.rewind_epoch is None or self.traits.rounds > 1,
             "rewind_epoch needs a second round or train_ticket=True: with one round nothing is rewound",
         )
 
     @property
-    def stages(self) -> int:
-        """Rounds of search, and one more that trains the ticket."""
-        return self.rounds + self.train_ticket
+    def traits(self) -> Traits:
+        # Densities start at 0 or 1 by s_init and mean little until beta has grown: nothing for the guard.
+        return replace(super().traits, rounds=self.rounds + self.train_ticket, guarded=False, learned_decay=0.0)
 
-    def check(self, run: Sparsifier) -> None:
+    def check(self, sp: Run) -> None:
         require(
-            run.epochs % self.stages == 0,
-            f"epochs = {run.epochs} are the epochs of all {self.stages} rounds together (the ticket's included) and must "
-            f"divide by {self.stages}",
-        )
-        require(
-            self.rewind_epoch is None or self.rewind_epoch < run.epochs // self.stages,
-            f"rewind_epoch = {self.rewind_epoch} lies beyond the first round of {run.epochs // self.stages} epochs",
+            self.rewind_epoch is None or self.rewind_epoch < sp.epochs,
+            f"rewind_epoch = {self.rewind_epoch} lies beyond the first round of {sp.epochs} epochs",
         )
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> Logits:
+    def parametrization(self, layer: Layer, sp: Run) -> Logits:
         return Logits(layer.stored, self.s_init)
 
-    def start(self, run: Sparsifier) -> None:
-        run.memory.update(round=0, round_start=0)
-        for _, part in parts(run, Logits):
-            part.soften()
-            part.logit.data.fill_(self.s_init)
-            part.beta.fill_(1.0)
+    def start(self, sp: Run) -> None:
+        super().start(sp)
+        for _, logits in layer_parts(sp, Logits):
+            logits.soften()
+            logits.logit.data.fill_(self.s_init)
+            logits.beta.fill_(1.0)
         if self.rewind_epoch == 0:
-            self._remember(run)
+            remember(sp)
 
-    def beta(self, run: Sparsifier, epoch: int) -> float:
+    def beta(self, epoch: int, epochs: int) -> float:
         """final_beta^(e / (E - 1)), e counted in the round."""
-        last = max(1, run.epochs // self.stages - 1)
-        return float(self.final_beta ** min(1.0, (epoch - run.memory["round_start"]) / last))
+        return float(self.final_beta ** min(1.0, epoch / max(1, epochs - 1)))
 
-    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        epoch = run.epoch + 1
-        if run.memory["round"] == 0 and epoch == self.rewind_epoch:
-            self._remember(run)
-        if run.memory["round"] == self.rounds - 1 and epoch - run.memory["round_start"] >= run.epochs // self.stages:
-            harden(run)
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        epoch = sp.epoch + 1
+        if sp.memory["round"] == 0 and epoch == self.rewind_epoch:
+            remember(sp)
+        if sp.memory["round"] == self.rounds - 1 and epoch >= sp.epochs:
+            harden(sp)
             return
-        for _, part in parts(run, Logits):
-            part.beta.fill_(self.beta(run, epoch))
+        for _, logits in layer_parts(sp, Logits):
+            logits.beta.fill_(self.beta(epoch, sp.epochs))
 
-    def next_round(self, run: Sparsifier) -> bool:
-        if run.memory["round"] + 1 == self.stages:
-            return False
-        run.memory.update(round=run.memory["round"] + 1, round_start=run.epoch)
-        if run.memory["round"] == self.rounds:
-            harden(run)
+    def begin_round(self, sp: Run, number: int) -> None:
+        rounds = self.traits.rounds
+        require(
+            sp.epoch * rounds != sp.epochs,
+            f"sparsify was given epochs={sp.epochs}, and a round has trained {sp.epoch}: since 0.2 `epochs` are those of one "
+            f"round, not of all {rounds} together; give epochs={sp.epoch}",
+        )
+        if number == self.rounds:
+            harden(sp)
         else:
-            for _, part in parts(run, Logits):
-                part.logit.data.mul_(part.beta).clamp_max_(self.s_init)
-                part.beta.fill_(1.0)
+            for _, logits in layer_parts(sp, Logits):
+                logits.logit.data.mul_(logits.beta).clamp_max_(self.s_init)
+                logits.beta.fill_(1.0)
         if self.rewind_epoch is not None:
-            self._rewind(run)
-        return True
+            rewind(sp)
 
-    def detach(self, run: Sparsifier) -> None:
-        harden(run)
+    def is_searching(self, sp: Run) -> bool:
+        """Whether masks are still learned; afterwards the ticket is trained."""
+        return bool(sp.memory["round"] < self.rounds)
 
-    def _remember(self, run: Sparsifier) -> None:
-        state = run.model.state_dict()
-        run.memory["rewind"] = {key: value.detach().clone() for key, value in state.items() if not _of_mask(key)}
-
-    def _rewind(self, run: Sparsifier) -> None:
-        state = run.model.state_dict()
-        for key, value in run.memory["rewind"].items():
-            assign(state[key], value)
-
-    def _searching(self, run: Sparsifier) -> bool:
-        return bool(run.memory["round"] < self.rounds)
-
-    def penalty(self, run: Sparsifier) -> Tensor | float:
-        if not self._searching(run):
+    def penalty(self, sp: Run) -> Tensor | float:
+        if not self.is_searching(sp):
             return 0.0
-        return self.penalty_weight * torch.stack([part.soft().sum() * part.scale for _, part in parts(run, Logits)]).sum()
+        sums = [logits.soft().sum() * logits.scale for _, logits in layer_parts(sp, Logits)]
+        return self.penalty_weight * torch.stack(sums).sum()
 
-    def guarded(self) -> bool:
-        return False  # densities start at 0 or 1 by s_init and mean little until beta has grown
-
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        return 0.0
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        seen = dense_like(density) if self._searching(run) else density
-        return seen, seen, seen
-
-
-def _of_mask(key: str) -> bool:
-    """Logits, beta and masks are what a round has learned: they are not rewound."""
-    return "parametrizations." in key and not key.endswith(".original")
+    def passes(self, density: Tensor, sp: Run) -> tuple[Tensor, Tensor, Tensor]:
+        density = torch.ones_like(density) if self.is_searching(sp) else density
+        return density, density, density

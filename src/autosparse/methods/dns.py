@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.families.base import About, Method, dense_like, first_and_last, require
+from autosparse.methods.families.base import About, Run, require
 from autosparse.methods.families.fixed_mask import mask_of
-from autosparse.parametrizations import Masked
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.families.magnitude import DenseGradient
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class DNS(Method):
+@register
+class DNS(DenseGradient):
     """Cuts a weight when |w| <= (1 - margin) * T, splices it when |w| > (1 + margin) * T; T = mean + c_rate * std of |w|."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="dns",
         year=2016,
         family="after or around training",
@@ -41,7 +34,6 @@ class DNS(Method):
     iter_stop: int | None = None
     dense_first: bool = False
     dense_last: bool = False
-    ga: GradientAnnealing | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.margin < 1, f"margin = {self.margin}; allowed: 0 <= margin < 1")
@@ -49,27 +41,11 @@ class DNS(Method):
         require(self.power >= 0, f"power = {self.power}; it must be at least 0")
         require(self.iter_stop is None or self.iter_stop >= 1, f"iter_stop = {self.iter_stop}; it must be at least 1")
 
-    def check(self, run: Sparsifier) -> None:
-        if self.ga:
-            self.ga.check(run.epochs)
-
-    def keeps_dense(self, names: Sequence[str]) -> Sequence[str]:
-        return first_and_last(names, self.dense_first, self.dense_last)
-
-    def parametrization(self, layer: Layer, run: Sparsifier) -> Masked:
-        return Masked(layer.stored)
-
-    def annealed(self, run: Sparsifier) -> float:
-        return self.ga.at(run.epoch, run.epochs) if self.ga else 1.0
-
-    def gate(self, run: Sparsifier) -> float:
-        return run.alpha
-
-    def start(self, run: Sparsifier) -> None:
-        run.memory["threshold"] = {layer.name: self._threshold(layer.weight()) for layer in run.layers}
-        for layer in run.layers:
+    def start(self, sp: Run) -> None:
+        sp.memory["threshold"] = {layer.name: self._threshold(layer.weight()) for layer in sp.layers}
+        for layer in sp.layers:
             mask_of(layer).fill_(True)
-            self._operate(run, layer)
+            self._operate(sp, layer)
 
     def _threshold(self, weight: Tensor) -> float:
         """T from the non-zero weights, as they are before the first step; fixed from then on."""
@@ -78,20 +54,17 @@ class DNS(Method):
             return 0.0
         return max(float(magnitudes.mean() + self.c_rate * magnitudes.std(correction=0)), 0.0)
 
-    def _operate(self, run: Sparsifier, layer: Layer) -> None:
-        threshold = run.memory["threshold"][layer.name]
+    def _operate(self, sp: Run, layer: Layer) -> None:
+        threshold = sp.memory["threshold"][layer.name]
         magnitudes, mask = layer.weight().abs(), mask_of(layer)
         stays = mask & (magnitudes > (1 - self.margin) * threshold)
         mask.copy_(stays | (magnitudes > (1 + self.margin) * threshold))
 
-    def after_step(self, run: Sparsifier) -> None:
-        if self.iter_stop is not None and run.step >= self.iter_stop:
+    def after_step(self, sp: Run) -> None:
+        if self.iter_stop is not None and sp.step >= self.iter_stop:
             return
-        probability = (1 + self.gamma * run.step) ** -self.power
+        probability = (1 + self.gamma * sp.step) ** -self.power
         # One draw a layer, in the order of the layers, whatever comes of it.
-        for layer, draw in zip(run.layers, torch.rand(len(run.layers), generator=run.generator).tolist(), strict=True):
+        for layer, draw in zip(sp.layers, torch.rand(len(sp.layers), generator=sp.generator).tolist(), strict=True):
             if probability > draw:
-                self._operate(run, layer)
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density) if self.gate(run) else density
+                self._operate(sp, layer)

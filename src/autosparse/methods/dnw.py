@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from autosparse.methods.families.base import About
-from autosparse.methods.families.magnitude import DenseGradient
+from autosparse.methods.families.magnitude import DenseGradient, Magnitude
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class DNW(DenseGradient):
+@register
+class DNW(DenseGradient, Magnitude):
     """Discovering neural wirings: top-k by |w| at every step, dW = G for all weights."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="dnw",
         year=2019,
         family="dense to sparse",

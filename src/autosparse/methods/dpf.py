@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from autosparse.distributions import DISTRIBUTIONS
 from autosparse.methods.families.base import About
-from autosparse.methods.families.magnitude import GLOBAL, CubicRamp, DenseGradient
+from autosparse.methods.families.budget import GLOBAL
+from autosparse.methods.families.magnitude import CubicRamp, DenseGradient, Magnitude
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class DPF(CubicRamp, DenseGradient):
+@register
+class DPF(CubicRamp, DenseGradient, Magnitude):
     """Every 16 steps the globally largest weights become active; the gradient at W * m is applied to all of W."""
 
-    allocations: ClassVar[tuple[str, ...]] = (*DISTRIBUTIONS, GLOBAL)
-    about: ClassVar[About] = About(
+    allocations = (*DISTRIBUTIONS, GLOBAL)
+    about = About(
         name="dpf",
         year=2020,
         family="dense to sparse",

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, require
-from autosparse.methods.families.drop_grow import DropAndGrow, apportion, grow, highest, random_scores
-from autosparse.methods.families.fixed_mask import mask_of, set_mask
+from autosparse.methods.families.base import About, Run, require
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.drop_grow import apportion, grow, highest
+from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
+from autosparse.methods.registry import register
 
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
-
-@dataclass(frozen=True, kw_only=True)
-class DSR(DropAndGrow):
+@register
+class DSR(Budgeted):
     """Active weights below a global threshold go; the threshold doubles or halves until about prune_fraction goes."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="dsr",
         year=2019,
         family="fixed budget, sparse to sparse",
@@ -50,25 +46,25 @@ class DSR(DropAndGrow):
         require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
         require(all(0 < at < 1 for at in self.doublings), f"doublings = {self.doublings}; parts of the run between 0 and 1")
 
-    def start(self, run: Sparsifier) -> None:
-        super().start(run)
-        run.memory["threshold"] = self.threshold
+    def start(self, sp: Run) -> None:
+        super().start(sp)
+        sp.memory["threshold"] = self.threshold
 
-    def due(self, run: Sparsifier) -> bool:
-        progress = run.step / run.total_steps
+    def due(self, sp: Run) -> bool:
+        progress = sp.step / sp.total_steps
         every = self.update_every * 2 ** sum(progress > at for at in self.doublings)
-        return 0 < run.step < run.total_steps and run.step % every == 0 and progress <= self.update_end
+        return 0 < sp.step < sp.total_steps and sp.step % every == 0 and progress <= self.update_end
 
-    def rewire(self, run: Sparsifier) -> None:
-        dense = self.dense_inside(run)
-        layers = [layer for layer in run.layers if layer.name not in dense]
+    def renew(self, sp: Run) -> None:
+        dense = self.dense_inside(sp)
+        layers = [layer for layer in sp.layers if layer.name not in dense]
         before = [mask_of(layer).clone() for layer in layers]
         for layer in layers:
-            set_mask(run, layer, survivors(layer, run.memory["threshold"]))
+            set_mask(sp, layer, survivors(layer, sp.memory["threshold"]))
         counts = torch.stack([torch.count_nonzero(mask) for mask in [*before, *(mask_of(layer) for layer in layers)]]).tolist()
         active, remaining = counts[: len(layers)], counts[len(layers) :]
         pruned = sum(active) - sum(remaining)
-        run.memory["threshold"] *= self.factor(pruned, sum(active))
+        sp.memory["threshold"] *= self.factor(pruned, sum(active))
         places = [~mask for mask in before]  # not where a weight has just gone
         room = [layer.numel - count for layer, count in zip(layers, active, strict=True)]
         if sum(room) < pruned:
@@ -77,7 +73,7 @@ class DSR(DropAndGrow):
                 [layer.numel - count for layer, count in zip(layers, remaining, strict=True)],
             )
         for layer, allowed, more in zip(layers, places, apportion(remaining, pruned, room), strict=True):
-            set_mask(run, layer, grow(mask_of(layer), random_scores(layer, run.generator), more, allowed))
+            set_mask(sp, layer, grow(mask_of(layer), random_scores(layer, sp.generator), more, allowed))
 
     def factor(self, pruned: int, active: int) -> float:
         """What the threshold is multiplied by, so that the next time nearer to prune_fraction of the weights goes."""
@@ -86,8 +82,8 @@ class DSR(DropAndGrow):
             return 0.5
         return 2.0 if pruned < (1 - self.tolerance) * wanted else 1.0
 
-    def notes(self, run: Sparsifier) -> list[str]:
-        return [f"pruning threshold {run.memory['threshold']:.4g}"] if "threshold" in run.memory else []
+    def notes(self, sp: Run) -> list[str]:
+        return [f"pruning threshold {sp.memory['threshold']:.4g}"] if "threshold" in sp.memory else []
 
 
 def survivors(layer: Layer, threshold: float) -> Tensor:

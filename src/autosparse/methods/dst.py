@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from autosparse.common.tensors import split_at
+from autosparse.common.tensors import threshold_for
 from autosparse.functional import is_active
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, per_channel
+from autosparse.methods.families.base import About, Method, Run, layer_parts, require
+from autosparse.methods.families.learned_mask import learned_tensor, per_channel
+from autosparse.methods.registry import register
 from autosparse.parametrizations import SparseParametrization
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 
 def step_derivative(x: Tensor) -> Tensor:
@@ -65,24 +61,23 @@ class FilterThreshold(SparseParametrization):
 
     def reset_if_dead(self, weight: Tensor) -> None:
         """All thresholds to 0 once the kept share is down to `reset`; without a sync."""
-        kept = torch.count_nonzero(self.active(weight)) / weight.numel()
-        self.threshold.data.mul_(kept > self.reset)
+        density = torch.count_nonzero(self.active(weight)) / weight.numel()
+        self.threshold.data.mul_(density > self.reset)
 
     def limit_density(self, weight: Tensor, density: float) -> bool:
         if density <= self.reset:  # so far down the method's own remedy applies
             self.threshold.data.zero_()
         else:
-            keep = max(1, math.ceil(density * weight.numel()))
-            bound = split_at(weight.detach().abs(), weight.numel() - keep)
+            bound = threshold_for(weight.detach().abs(), density)
             self.threshold.data.clamp_max_(bound.to(self.threshold.dtype))
         return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class DST(LearnedMask):
+@register
+class DST(Method):
     """Per-filter thresholds that a penalty exp(-t) pushes up and the loss holds back."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="dst",
         year=2020,
         family="learned during training",
@@ -96,24 +91,25 @@ class DST(LearnedMask):
 
     penalty_weight: float = 5e-6
     reset: float = 0.01
+    dense_first: bool = False
+    dense_last: bool = False
 
     def __post_init__(self) -> None:
         require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
         require(0 <= self.reset < 1, f"reset = {self.reset}; allowed: a kept share with 0 <= reset < 1")
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> FilterThreshold:
+    def parametrization(self, layer: Layer, sp: Run) -> FilterThreshold:
         return FilterThreshold(layer, self.reset)
 
-    def start(self, run: Sparsifier) -> None:
-        for _, part in parts(run, FilterThreshold):
+    def start(self, sp: Run) -> None:
+        for _, part in layer_parts(sp, FilterThreshold):
             part.threshold.data.zero_()
 
-    def after_step(self, run: Sparsifier) -> None:
-        for layer, part in parts(run, FilterThreshold):
+    def after_step(self, sp: Run) -> None:
+        for layer, part in layer_parts(sp, FilterThreshold):
             part.reset_if_dead(layer.weight())
 
-    def penalty(self, run: Sparsifier) -> Tensor:
-        return self.penalty_weight * torch.stack([(-p.threshold).exp().sum() for _, p in parts(run, FilterThreshold)]).sum()
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density)
+    def penalty(self, sp: Run) -> Tensor:
+        return (
+            self.penalty_weight * torch.stack([(-p.threshold).exp().sum() for _, p in layer_parts(sp, FilterThreshold)]).sum()
+        )

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autosparse.methods.families.base import About, require
+from autosparse.methods.families.base import About, Run, require
 from autosparse.methods.families.scored import LossFunction, ScoredMask, Scores, required, summed_gradients
+from autosparse.methods.registry import register
 
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
-
-_DENSE_STEPS = 4  # a batch: one for the gradient, three for gradient, its double backward and the forward pass below it
+_DENSE_STEPS = 4  # per batch: one for the gradient, three for gradient, its double backward and the forward pass below it
 
 
-@dataclass(frozen=True, kw_only=True)
+@register
 class GraSP(ScoredMask):
     """Removes the weights with the highest -w * (H g), which hold the squared gradient norm back or help it least."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="grasp",
         year=2020,
         family="before training",
@@ -40,15 +37,15 @@ class GraSP(ScoredMask):
         super().__post_init__()
         require(self.temperature > 0, f"temperature = {self.temperature}; it must be above 0 (1 leaves the logits alone)")
 
-    def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
         fixed = list(batches)  # both passes must see the same data
         loss = required(loss_fn, "grasp")
-        cooled = run.model.register_forward_hook(self._cool) if self.temperature != 1 else nullcontext()
+        cooled = sp.model.register_forward_hook(self._cool) if self.temperature != 1 else nullcontext()
         with cooled, sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
-            gradients, seen = summed_gradients(run, fixed, loss, "GraSP: gradient")
-            products, _ = summed_gradients(run, fixed, loss, "GraSP: Hessian", along=gradients)
-        run.ledger.add_dense_steps(_DENSE_STEPS * seen)
-        return {layer.name: layer.weight() * products[layer.name] for layer in run.layers}
+            gradients, seen = summed_gradients(sp, fixed, loss, "GraSP: gradient")
+            products, _ = summed_gradients(sp, fixed, loss, "GraSP: Hessian", along=gradients)
+        sp.ledger.add_dense_steps(_DENSE_STEPS * seen)
+        return {layer.name: layer.weight() * products[layer.name] for layer in sp.layers}
 
     def _cool(self, model: nn.Module, inputs: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor):

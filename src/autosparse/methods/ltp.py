@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from autosparse.common.tensors import split_at
+from autosparse.common.tensors import split_at, threshold_for
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.learned_mask import LearnedMask, SoftMask, harden, learned_tensor, parts
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.families.base import About, Method, Run, Traits, layer_parts, require
+from autosparse.methods.families.learned_mask import SoftMask, harden, learned_tensor
+from autosparse.methods.registry import register
 
 
 class SoftPruned(SoftMask):
@@ -46,24 +42,22 @@ class SoftPruned(SoftMask):
     def start_at(self, weight: Tensor, sparsity: float) -> None:
         """The variance of |w|, and tau from the k-th value of w^2."""
         self.variance.copy_(weight.abs().var(unbiased=False).clamp_min(1e-12))
-        self.threshold.data.copy_(self._bound(weight, round(sparsity * weight.numel())))
+        squares = weight.detach().square() / self.variance
+        self.threshold.data.copy_(split_at(squares, round(sparsity * weight.numel())))
 
     def limit_density(self, weight: Tensor, density: float) -> bool:
         if bool(self.hard):
             return False
-        keep = max(1, math.ceil(density * weight.numel()))
-        self.threshold.data.clamp_max_(self._bound(weight, weight.numel() - keep))
+        bound = threshold_for(weight.detach().square() / self.variance, density)
+        self.threshold.data.clamp_max_(bound.to(self.threshold.dtype))
         return True
 
-    def _bound(self, weight: Tensor, below: int) -> Tensor:
-        return split_at(weight.detach().square() / self.variance, below).to(self.threshold.dtype)
 
-
-@dataclass(frozen=True, kw_only=True)
-class LTP(LearnedMask):
+@register
+class LTP(Method):
     """Learned thresholds on w^2, soft while they are learned."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="ltp",
         year=2020,
         family="learned during training",
@@ -79,6 +73,8 @@ class LTP(LearnedMask):
     start_sparsity: float = 0.0
     penalty_on_weights: bool = False
     hard_epoch: int | None = None
+    dense_first: bool = False
+    dense_last: bool = False
 
     def __post_init__(self) -> None:
         require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
@@ -86,46 +82,44 @@ class LTP(LearnedMask):
         require(0 <= self.start_sparsity < 1, f"start_sparsity = {self.start_sparsity}; allowed: 0 <= start_sparsity < 1")
         require(self.hard_epoch is None or self.hard_epoch >= 1, f"hard_epoch = {self.hard_epoch}; it must be at least 1")
 
-    def check(self, run: Sparsifier) -> None:
+    def check(self, sp: Run) -> None:
         require(
-            self.hard_epoch is None or self.hard_epoch <= run.epochs,
-            f"hard_epoch = {self.hard_epoch} lies beyond the run of {run.epochs} epochs",
+            self.hard_epoch is None or self.hard_epoch <= sp.epochs,
+            f"hard_epoch = {self.hard_epoch} lies beyond the run of {sp.epochs} epochs",
         )
 
-    def is_hard(self, run: Sparsifier, epoch: int) -> bool:
-        return epoch >= (run.epochs if self.hard_epoch is None else self.hard_epoch)
+    def is_hard(self, sp: Run, epoch: int) -> bool:
+        return epoch >= (sp.epochs if self.hard_epoch is None else self.hard_epoch)
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> SoftPruned:
+    def parametrization(self, layer: Layer, sp: Run) -> SoftPruned:
         return SoftPruned(layer.stored, self.temperature)
 
-    def start(self, run: Sparsifier) -> None:
-        for layer, part in parts(run, SoftPruned):
+    def start(self, sp: Run) -> None:
+        for layer, part in layer_parts(sp, SoftPruned):
             part.soften()
             part.start_at(layer.weight(), self.start_sparsity)
 
-    def after_step(self, run: Sparsifier) -> None:
-        for _, part in parts(run, SoftPruned):
+    def after_step(self, sp: Run) -> None:
+        for _, part in layer_parts(sp, SoftPruned):
             part.threshold.data.clamp_min_(0)
 
-    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        if self.is_hard(run, run.epoch + 1):
-            harden(run)
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        if self.is_hard(sp, sp.epoch + 1):
+            harden(sp)
 
-    def detach(self, run: Sparsifier) -> None:
-        harden(run)
-
-    def penalty(self, run: Sparsifier) -> Tensor | float:
-        if self.is_hard(run, run.epoch):
+    def penalty(self, sp: Run) -> Tensor | float:
+        if self.is_hard(sp, sp.epoch):
             return 0.0
-        found = []
-        for layer, part in parts(run, SoftPruned):
+        sums = []
+        for layer, part in layer_parts(sp, SoftPruned):
             weight = layer.stored if self.penalty_on_weights else layer.stored.detach()
-            found.append(part.soft(weight).sum())
-        return self.penalty_weight * torch.stack(found).sum()
+            sums.append(part.soft(weight).sum())
+        return self.penalty_weight * torch.stack(sums).sum()
 
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        return 0.0
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, learned_decay=0.0)
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        seen = density if self.is_hard(run, run.epoch) else dense_like(density)
-        return seen, seen, seen
+    def passes(self, density: Tensor, sp: Run) -> tuple[Tensor, Tensor, Tensor]:
+        density = density if self.is_hard(sp, sp.epoch) else torch.ones_like(density)
+        return density, density, density

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, require
-from autosparse.methods.families.drop_grow import DropAndGrow, drop, grow, random_scores
-from autosparse.methods.families.fixed_mask import mask_of, set_mask
+from autosparse.methods.families.base import About, Run, require
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.drop_grow import drop, grow
+from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
+from autosparse.methods.registry import register
 
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
-
-@dataclass(frozen=True, kw_only=True)
-class MEST(DropAndGrow):
+@register
+class MEST(Budgeted):
     """EM: prune to S + p, grow to S. EM&S (soft=True): prune to S, grow to S - p. p falls in stages to 0."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="mest",
         year=2021,
         family="fixed budget, sparse to sparse",
@@ -66,28 +62,28 @@ class MEST(DropAndGrow):
         """p of the stage that a step lies in; 0 after the last stage."""
         return next((p for p, end in zip(self._mutation, self.stages, strict=True) if step < end * total), 0.0)
 
-    def start_budget(self, run: Sparsifier) -> dict[str, int]:
-        return self.budget(run, self.sparsity - self.mutation_at(0, 1)) if self.soft else self.budget(run)
+    def start_budget(self, sp: Run) -> dict[str, int]:
+        return self.budget(sp, self.sparsity - self.mutation_at(0, 1)) if self.soft else self.budget(sp)
 
-    def due(self, run: Sparsifier) -> bool:
-        step, total = run.step, run.total_steps
+    def due(self, sp: Run) -> bool:
+        step, total = sp.step, sp.total_steps
         # at a new stage too, so that EM&S arrives at the promised sparsity in a run of any length
         new_stage = self.mutation_at(step, total) != self.mutation_at(step - 1, total)
-        return step > 0 and (new_stage or (step < total and step % (self.update_epochs * run.steps_per_epoch) == 0))
+        return step > 0 and (new_stage or (step < total and step % (self.update_epochs * sp.steps_per_epoch) == 0))
 
-    def rewire(self, run: Sparsifier) -> None:
-        p = self.mutation_at(run.step, run.total_steps)
-        pruned = self.budget(run, self.sparsity if self.soft else self.sparsity + p)
-        grown = self.budget(run, self.sparsity - p if self.soft else self.sparsity)
-        for layer in run.layers:
+    def renew(self, sp: Run) -> None:
+        p = self.mutation_at(sp.step, sp.total_steps)
+        pruned = self.budget(sp, self.sparsity if self.soft else self.sparsity + p)
+        grown = self.budget(sp, self.sparsity - p if self.soft else self.sparsity)
+        for layer in sp.layers:
             active = mask_of(layer)
             extra = int(torch.count_nonzero(active)) - pruned[layer.name]
             # two masks in a row: a pruned weight that comes straight back starts at 0
-            set_mask(run, layer, drop(active, self.importance(layer, run), extra))
+            set_mask(sp, layer, drop(active, self.importance(layer, sp), extra))
             more = grown[layer.name] - pruned[layer.name]
-            set_mask(run, layer, grow(active, random_scores(layer, run.generator), more))
+            set_mask(sp, layer, grow(active, random_scores(layer, sp.generator), more))
 
-    def importance(self, layer: Layer, run: Sparsifier) -> Tensor:
+    def importance(self, layer: Layer, sp: Run) -> Tensor:
         """|w| + lambda |G|, with the gradient of the last batch; pruned weights have a gradient of 0."""
         size = layer.weight().abs()
-        return size + self.gradient_weight * run.gradient(layer).abs() if self.gradient_weight else size
+        return size + self.gradient_weight * sp.gradient(layer).abs() if self.gradient_weight else size

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from autosparse import schedules
-from autosparse.common.tensors import top_mask
 from autosparse.common.warnings import warn
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, straight_through
+from autosparse.methods.families.base import About, Method, Run, Traits, layer_parts, require, require_sparsity
+from autosparse.methods.families.budget import top_of_all
+from autosparse.methods.families.learned_mask import learned_tensor, straight_through
+from autosparse.methods.registry import register
 from autosparse.parametrizations import SparseParametrization
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 
 class Scored(SparseParametrization):
@@ -37,11 +34,11 @@ class Scored(SparseParametrization):
         return self.mask
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptG(LearnedMask):
+@register
+class OptG(Method):
     """Scores learned by gradient; at every epoch's start the globally lowest ones are pruned."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="optg",
         year=2022,
         family="learned during training",
@@ -54,18 +51,20 @@ class OptG(LearnedMask):
 
     sparsity: float = 0.9
     beta: float = 1.0
+    dense_first: bool = False
+    dense_last: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.sparsity < 1, f"sparsity = {self.sparsity}; allowed: 0 <= sparsity < 1")
+        require_sparsity("sparsity", self.sparsity)
         require(self.beta > 0, f"beta = {self.beta}; it must be above 0")
 
-    def check(self, run: Sparsifier) -> None:
-        reached = self.sparsity_at(run.epochs - 1, run.epochs)
+    def check(self, sp: Run) -> None:
+        reached = self.sparsity_at(sp.epochs - 1, sp.epochs)
         if reached < 0.99 * self.sparsity:
-            advice = f"use a beta of at least {4.6 / (run.epochs / 2 - 1):.2g}" if run.epochs > 2 else "train for more epochs"
+            advice = f"use a beta of at least {4.6 / (sp.epochs / 2 - 1):.2g}" if sp.epochs > 2 else "train for more epochs"
             warn(
                 f"the ramp of OptG ends at a sparsity of {reached:.2%}, not {self.sparsity:.2%}: with beta = {self.beta} it "
-                f"needs more than {run.epochs} epochs; {advice}"
+                f"needs more than {sp.epochs} epochs; {advice}"
             )
 
     def ramp(self, epoch: int, epochs: int) -> float:
@@ -75,48 +74,48 @@ class OptG(LearnedMask):
         """p sigmoid(beta (e - T/2)); 0 in the first epoch, when no score has been learned yet."""
         return self.sparsity * self.ramp(epoch, epochs) if epoch else 0.0
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> Scored:
+    def parametrization(self, layer: Layer, sp: Run) -> Scored:
         return Scored(layer.stored)
 
-    def start(self, run: Sparsifier) -> None:
-        for _, part in parts(run, Scored):
+    def start(self, sp: Run) -> None:
+        for _, part in layer_parts(sp, Scored):
             part.score.data.zero_()
             part.mask.fill_(True)
 
-    def ready(self, run: Sparsifier) -> None:
-        scores = {id(score) for score in run.thresholds()}
-        if any(id(each) not in scores for group in run.learned_groups() for each in group["params"]):
+    def before_step(self, sp: Run) -> bool:
+        if sp.step == 0:
+            self._refuse_shared_groups(sp)
+        # The group's lr for this one step: exact under momentum, where a scaled gradient would carry the factor of the
+        # time it entered the buffer; and schedulers, which may build on the last lr, never see it.
+        groups = sp.learned_groups()
+        sp.memory["lr"] = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.ramp(sp.epoch, sp.epochs)
+        return False
+
+    def _refuse_shared_groups(self, sp: Run) -> None:
+        scores = {id(score) for score in sp.thresholds()}
+        if any(id(parameter) not in scores for group in sp.learned_groups() for parameter in group["params"]):
             raise ValueError(
                 "OptG scales the learning rate of its scores, which share an optimizer group with other parameters: "
                 "make the optimizer from sp.param_groups(weight_decay=...)"
             )
 
-    def before_step(self, run: Sparsifier) -> bool:
-        # The group's lr for this one step: exact under momentum, where a scaled gradient would carry the factor of the
-        # time it entered the buffer; and schedulers, which may build on the last lr, never see it.
-        groups = run.learned_groups()
-        run.memory["lr"] = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] = group["lr"] * self.ramp(run.epoch, run.epochs)
-        return False
-
-    def after_step(self, run: Sparsifier) -> None:
-        for group, lr in zip(run.learned_groups(), run.memory.pop("lr"), strict=True):
+    def after_step(self, sp: Run) -> None:
+        for group, lr in zip(sp.learned_groups(), sp.memory.pop("lr"), strict=True):
             group["lr"] = lr
 
-    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        if run.epoch + 1 < run.epochs:
-            self._prune(run, self.sparsity_at(run.epoch + 1, run.epochs))
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        if sp.epoch + 1 < sp.epochs:
+            self._prune(sp, self.sparsity_at(sp.epoch + 1, sp.epochs))
 
-    def _prune(self, run: Sparsifier, sparsity: float) -> None:
-        scored = parts(run, Scored)
-        scores = torch.cat([part.score.detach().reshape(-1) for _, part in scored])
-        mask = top_mask(scores, scores.numel() - round(sparsity * scores.numel()))
-        for (layer, part), chosen in zip(scored, torch.split(mask, [layer.numel for layer, _ in scored]), strict=True):
-            part.mask.copy_(chosen.reshape(layer.shape))
+    def _prune(self, sp: Run, sparsity: float) -> None:
+        scored = [part for _, part in layer_parts(sp, Scored)]
+        total = sum(layer.numel for layer in sp.layers)
+        masks = top_of_all([part.score.detach() for part in scored], total - round(sparsity * total))
+        for part, mask in zip(scored, masks, strict=True):
+            part.mask.copy_(mask)
 
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        return 0.0
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density)
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, learned_decay=0.0)

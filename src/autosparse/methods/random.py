@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from autosparse.methods.families.base import About
-from autosparse.methods.families.fixed_mask import RandomStart
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class Random(RandomStart):
+@register
+class Random(Budgeted):
     """The mask is drawn before training and never changes."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="random",
         year=2022,
         family="before training",

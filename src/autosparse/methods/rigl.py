@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like
-from autosparse.methods.families.drop_grow import Replacement
-from autosparse.methods.families.fixed_mask import FixedMask
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.families.base import About, Run
+from autosparse.methods.families.drop_grow import DropAndGrow
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class RigL(Replacement):
+@register
+class RigL(DropAndGrow):
     """Every update_every steps: drop by |w|, grow by |G|; pruned weights receive gradients at these steps alone."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="rigl",
         year=2020,
         family="fixed budget, sparse to sparse",
@@ -31,23 +25,13 @@ class RigL(Replacement):
         doc="Replaces the smallest weights by those with the largest gradient, every few steps.",
     )
 
+    when = "before"
+
     update_every: int | None = 100
     update_end: float = 0.75
 
-    def gate(self, run: Sparsifier) -> float:
-        return 1.0 if self.due(run) else 0.0
+    def gate(self, sp: Run) -> float:
+        return 1.0 if self.due(sp) else 0.0
 
-    def grow_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
-        return run.gradient(layer).abs()
-
-    def before_step(self, run: Sparsifier) -> bool:
-        update = self.due(run)
-        if update:
-            self.rewire(run)
-        return update
-
-    def after_step(self, run: Sparsifier) -> None:
-        FixedMask.after_step(self, run)  # run.step counts the step already: rewiring belongs to before_step
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density) if self.due(run) else density
+    def grow_scores(self, layer: Layer, sp: Run) -> Tensor:
+        return sp.gradient(layer).abs()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from autosparse import schedules
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.learned_mask import LearnedMask, learned_tensor, parts, straight_through
+from autosparse.methods.families.base import About, Method, Run, Traits, layer_parts, require
+from autosparse.methods.families.learned_mask import learned_tensor, straight_through
+from autosparse.methods.registry import register
 from autosparse.parametrizations import SparseParametrization
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 
 class Connected(SparseParametrization):
@@ -35,11 +32,11 @@ class Connected(SparseParametrization):
         return (self.score.detach() >= 0) & (weight != 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SCL(LearnedMask):
+@register
+class SCL(Method):
     """Connections are learned by gradient, against a price on each that falls over training."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="scl",
         year=2022,
         family="learned during training",
@@ -54,40 +51,40 @@ class SCL(LearnedMask):
     schedule: str = "cosine"
     m_init: float = 0.1
     normalize: bool = True
+    dense_first: bool = False
+    dense_last: bool = False
 
     def __post_init__(self) -> None:
         require(self.penalty_weight >= 0, f"penalty_weight = {self.penalty_weight}; it must be at least 0")
         require(self.m_init >= 0, f"m_init = {self.m_init}; it must be at least 0, or every weight starts pruned")
         schedules.annealing(self.schedule, 0, 1)
 
-    def price(self, run: Sparsifier) -> float:
+    def price(self, sp: Run) -> float:
         """lambda_t of the present epoch."""
-        return self.penalty_weight * schedules.annealing(self.schedule, run.epoch, run.epochs)
+        return self.penalty_weight * schedules.annealing(self.schedule, sp.epoch, sp.epochs)
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> Connected:
+    def parametrization(self, layer: Layer, sp: Run) -> Connected:
         return Connected(layer.stored, self.m_init)
 
-    def start(self, run: Sparsifier) -> None:
-        for _, part in parts(run, Connected):
+    def start(self, sp: Run) -> None:
+        for _, part in layer_parts(sp, Connected):
             part.score.data.fill_(self.m_init)
 
-    def penalty(self, run: Sparsifier) -> Tensor:
-        connections = torch.stack([part.connections().sum() for _, part in parts(run, Connected)]).sum()
-        return self.price(run) / sum(layer.numel for layer in run.layers) * connections
+    def penalty(self, sp: Run) -> Tensor:
+        connections = torch.stack([part.connections().sum() for _, part in layer_parts(sp, Connected)]).sum()
+        return self.price(sp) / sum(layer.numel for layer in sp.layers) * connections
 
-    def before_step(self, run: Sparsifier) -> bool:
+    def before_step(self, sp: Run) -> bool:
         # Here and not in backward: the gradient of the whole step, whatever was accumulated, scaled or averaged over ranks.
         if self.normalize:
-            for layer, part in parts(run, Connected):
+            for layer, part in layer_parts(sp, Connected):
                 if part.score.grad is not None:
-                    _normalize(part.score.grad, layer.channel_dim, run.gradient_scale())
+                    _normalize(part.score.grad, layer.channel_dim, sp.gradient_scale())
         return False
 
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        return 0.0
-
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density)
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, learned_decay=0.0)
 
 
 def _normalize(gradient: Tensor, channel_dim: int, scale: float) -> None:

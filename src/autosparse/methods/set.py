@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, require
-from autosparse.methods.families.drop_grow import Replacement, drop
+from autosparse.methods.families.base import About, Run, require
+from autosparse.methods.families.drop_grow import DropAndGrow, drop
 from autosparse.methods.families.fixed_mask import mask_of
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
-class SET(Replacement):
+@register
+class SET(DropAndGrow):
     """At the end of every epoch (or every update_every steps) drop_fraction of the weights is replaced at random."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="set",
         year=2018,
         family="fixed budget, sparse to sparse",
@@ -42,12 +37,12 @@ class SET(Replacement):
         require(self.drop_decay in ("constant", "cosine"), f"drop_decay = {self.drop_decay!r}; allowed: constant, cosine")
         require(self.drop_by in ("magnitude", "signed"), f"drop_by = {self.drop_by!r}; allowed: magnitude, signed")
 
-    def fraction(self, run: Sparsifier) -> float:
-        return self.drop_fraction if self.drop_decay == "constant" else super().fraction(run)
+    def fraction(self, sp: Run) -> float:
+        return self.drop_fraction if self.drop_decay == "constant" else super().fraction(sp)
 
-    def drop_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
-        size = super().drop_scores(layer, run)
-        return size if self.drop_by == "magnitude" else signed_ranks(layer.weight(), mask_of(layer), self.fraction(run))
+    def drop_scores(self, layer: Layer, sp: Run) -> Tensor:
+        size = super().drop_scores(layer, sp)
+        return size if self.drop_by == "magnitude" else signed_ranks(layer.weight(), mask_of(layer), self.fraction(sp))
 
 
 def signed_ranks(weight: Tensor, active: Tensor, fraction: float) -> Tensor:

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, dense_like, require
-from autosparse.methods.families.drop_grow import Replacement, apportion, drop, grow
+from autosparse.methods.families.base import About, Run, require
+from autosparse.methods.families.drop_grow import DropAndGrow, apportion, drop, grow
 from autosparse.methods.families.fixed_mask import clear_state, mask_of, write_mask
+from autosparse.methods.registry import register
 from autosparse.schedules import cosine_fraction
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 NEARLY_DENSE = 0.2  # below this sparsity a layer that gains weights loses no more than it has room for
 FILL = 0.99  # of a layer's free places, so that it does not become dense at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class SNFS(Replacement):
+@register
+class SNFS(DropAndGrow):
     """At the end of every epoch: drop by |w| in every layer, share the total by mean |momentum|, grow by |momentum|."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="snfs",
         year=2019,
         family="fixed budget, sparse to sparse",
@@ -49,39 +45,36 @@ class SNFS(Replacement):
             f"final_drop_fraction = {self.final_drop_fraction}; allowed: 0 to drop_fraction = {self.drop_fraction}",
         )
 
-    def gate(self, run: Sparsifier) -> float:
+    def gate(self, sp: Run) -> float:
         return 1.0
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        return density, density, dense_like(density)
-
-    def fraction(self, run: Sparsifier) -> float:
+    def fraction(self, sp: Run) -> float:
         low = self.final_drop_fraction
-        return low + cosine_fraction(run.step / self.last_update(run), self.drop_fraction - low)
+        return low + cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction - low)
 
-    def after_step(self, run: Sparsifier) -> None:
-        if run.step == 1:
-            momentum(run, run.layers[0])  # refuses an optimizer without momentum now, not an epoch later
-        super().after_step(run)
+    def after_step(self, sp: Run) -> None:
+        if sp.step == 1:
+            momentum(sp, sp.layers[0])  # refuses an optimizer without momentum now, not an epoch later
+        super().after_step(sp)
 
-    def rewire(self, run: Sparsifier) -> None:
-        dense = self.dense_inside(run)
-        layers = [layer for layer in run.layers if layer.name not in dense]
-        sizes = torch.stack([momentum(run, layer)[mask_of(layer)].abs().mean() for layer in layers]).double()
+    def renew(self, sp: Run) -> None:
+        dense = self.dense_inside(sp)
+        layers = [layer for layer in sp.layers if layer.name not in dense]
+        sizes = torch.stack([momentum(sp, layer)[mask_of(layer)].abs().mean() for layer in layers]).double()
         active = [int(count) for count in torch.stack([torch.count_nonzero(mask_of(layer)) for layer in layers])]
         total = float(sizes.sum())
         shares = [size / total if total else 1 / len(layers) for size in sizes.tolist()]
         removed = [
-            self.removed(count, layer.numel, share * len(layers), self.fraction(run))
+            self.removed(count, layer.numel, share * len(layers), self.fraction(sp))
             for layer, count, share in zip(layers, active, shares, strict=True)
         ]
         free = [layer.numel - count + gone for layer, count, gone in zip(layers, active, removed, strict=True)]
         room = [int(FILL * places) for places in free]
         grown = apportion(shares, sum(removed), room if sum(room) >= sum(removed) else free)
         for layer, gone, more in zip(layers, removed, grown, strict=True):
-            kept = drop(mask_of(layer), self.drop_scores(layer, run), gone)
-            mask = grow(kept, momentum(run, layer).abs(), more)
-            clear_state(run, layer, ~mask | mask_of(layer))  # momentum stays dense; only what grows starts anew
+            remaining = drop(mask_of(layer), self.drop_scores(layer, sp), gone)
+            mask = grow(remaining, momentum(sp, layer).abs(), more)
+            clear_state(sp, layer, ~mask | mask_of(layer))  # momentum stays dense; only what grows starts from 0
             write_mask(layer, mask)
 
     @staticmethod
@@ -93,17 +86,17 @@ class SNFS(Replacement):
         return min(math.ceil(round(fraction * active, 6)), active - 1)
 
 
-def momentum(run: Sparsifier, layer: Layer) -> Tensor:
+def momentum(sp: Run, layer: Layer) -> Tensor:
     """The optimizer's momentum of a weight; for Adam and its kin m / sqrt(v)."""
-    state = run.optimizer_state(layer)
+    state = sp.optimizer_state(layer)
     if isinstance(state.get("exp_avg"), Tensor):
         second = state.get("exp_avg_sq")
         first: Tensor = state["exp_avg"]
         return first / (second.sqrt() + 1e-8) if isinstance(second, Tensor) else first
-    found = state.get("momentum_buffer")
-    if not isinstance(found, Tensor):
+    buffer = state.get("momentum_buffer")
+    if not isinstance(buffer, Tensor):
         raise ValueError(
             f"snfs reads the optimizer's momentum, and there is none for {layer.name}: use SGD(momentum=0.9) or Adam, "
             "and give the optimizer all parameters of the model"
         )
-    return found
+    return buffer

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
-from autosparse.methods.families.base import About
+from autosparse.methods.families.base import About, Run
 from autosparse.methods.families.scored import LossFunction, ScoredMask, Scores, required, summed_gradients
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
+@register
 class SNIP(ScoredMask):
     """Keeps the weights whose removal would change the loss most: |dL/dm| = |w * G|, summed over batches, normalised."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="snip",
         year=2019,
         family="before training",
@@ -30,10 +27,10 @@ class SNIP(ScoredMask):
         doc="A fixed mask of the largest |w * gradient| on a few batches before training.",
     )
 
-    def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
-        gradients, seen = summed_gradients(run, batches, required(loss_fn, "snip"), "SNIP")
-        run.ledger.add_dense_steps(seen)
-        scores = {layer.name: (layer.weight() * gradients[layer.name]).abs() for layer in run.layers}
+    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+        gradients, seen = summed_gradients(sp, batches, required(loss_fn, "snip"), "SNIP")
+        sp.ledger.add_dense_steps(seen)
+        scores = {layer.name: (layer.weight() * gradients[layer.name]).abs() for layer in sp.layers}
         total = torch.stack([score.double().sum().cpu() for score in scores.values()]).sum()
         if total == 0:
             raise RuntimeError("every gradient is 0: the loss does not depend on the weights on these batches")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,11 +11,10 @@ from autosparse.compute import activation_sparsity
 from autosparse.compute.activation_sparsity import InputBound
 from autosparse.distributions import DISTRIBUTIONS
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, require
-from autosparse.methods.families.magnitude import GLOBAL, DenseGradient
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.families.base import About, Run, layer_parts, part, require
+from autosparse.methods.families.budget import GLOBAL
+from autosparse.methods.families.magnitude import DenseGradient, Magnitude
+from autosparse.methods.registry import register
 
 
 class SparseWeightAndInput(InputBound):
@@ -31,12 +27,12 @@ class SparseWeightAndInput(InputBound):
         self.register_buffer("cut", torch.zeros(1, dtype=weight.dtype, device=weight.device))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SWAT(DenseGradient):
+@register
+class SWAT(DenseGradient, Magnitude):
     """Top-k weights forward, dense activations; dW is taken with the top-k of the inputs and reaches all weights."""
 
-    allocations: ClassVar[tuple[str, ...]] = (*DISTRIBUTIONS, GLOBAL)
-    about: ClassVar[About] = About(
+    allocations = (*DISTRIBUTIONS, GLOBAL)
+    about = About(
         name="swat",
         year=2020,
         family="fixed budget, sparse to sparse",
@@ -62,50 +58,38 @@ class SWAT(DenseGradient):
     def input_sparsity(self) -> float:
         return self.sparsity if self.activation_sparsity is None else self.activation_sparsity
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> SparseWeightAndInput:
+    def parametrization(self, layer: Layer, sp: Run) -> SparseWeightAndInput:
         for place in layer.places:
             if place.tensor == "weight" and activation_sparsity.supports(place.module):
                 activation_sparsity.attach(place.module)
         return SparseWeightAndInput(layer.stored, self.input_sparsity)
 
-    def detach(self, run: Sparsifier) -> None:
-        for place in (place for layer in run.layers for place in layer.places):
-            activation_sparsity.detach(place.module)
-
-    def due(self, run: Sparsifier) -> bool:
+    def due(self, sp: Run) -> bool:
         # absolute thresholds drift, so the run ends with an update and thereby at the promised counts
-        return super().due(run) or run.step == run.total_steps
+        return super().due(sp) or sp.step == sp.total_steps
 
-    def refresh(self, run: Sparsifier) -> None:
-        super().refresh(run)
-        for layer in run.layers:
-            found = _of(layer)
-            found.cut.copy_(self.magnitude(layer).masked_fill_(~found.mask, torch.inf).min())
-            found.renew()
+    def renew(self, sp: Run) -> None:
+        super().renew(sp)
+        for layer, bounded in layer_parts(sp, SparseWeightAndInput):
+            bounded.cut.copy_(self.magnitude(layer).masked_fill_(~bounded.mask, torch.inf).min())
+            bounded.renew()
 
-    def before_step(self, run: Sparsifier) -> bool:
-        if self.due(run) and ranks() > 1:
-            bounds = torch.cat([_of(layer).bound for layer in run.layers])
+    def before_step(self, sp: Run) -> bool:
+        if self.due(sp) and ranks() > 1:
+            bounds = torch.cat([part(layer, SparseWeightAndInput).bound for layer in sp.layers])
             dist.all_reduce(bounds)
-            for layer, bound in zip(run.layers, bounds / ranks(), strict=True):
-                _of(layer).bound.copy_(bound)
-        return False
+            for layer, bound in zip(sp.layers, bounds / ranks(), strict=True):
+                part(layer, SparseWeightAndInput).bound.copy_(bound)
+        return super().before_step(sp)
 
-    def after_step(self, run: Sparsifier) -> None:
-        super().after_step(run)
-        if not self.due(run):
-            for layer in run.layers:
-                found = _of(layer)
-                found.mask.copy_(self.magnitude(layer) >= found.cut)
+    def after_step(self, sp: Run) -> None:
+        super().after_step(sp)
+        if not self.due(sp):
+            for layer, bounded in layer_parts(sp, SparseWeightAndInput):
+                bounded.mask.copy_(self.magnitude(layer) >= bounded.cut)
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        forward, to_input, to_weight = super().passes(density, run)
-        attached = [activation_sparsity.is_attached(layer.places[0].module) for layer in run.layers]
-        used = [1 - self.input_sparsity if each else 1.0 for each in attached]
+    def passes(self, density: Tensor, sp: Run) -> tuple[Tensor, Tensor, Tensor]:
+        forward, to_input, to_weight = super().passes(density, sp)
+        attached = [activation_sparsity.is_attached(layer.places[0].module) for layer in sp.layers]
+        used = [1 - self.input_sparsity if is_attached else 1.0 for is_attached in attached]
         return forward, to_input, to_weight * torch.tensor(used, dtype=density.dtype, device=density.device)
-
-
-def _of(layer: Layer) -> SparseWeightAndInput:
-    found = layer.parametrization
-    assert isinstance(found, SparseWeightAndInput)
-    return found

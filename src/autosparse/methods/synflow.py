@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from autosparse.methods.families.base import About, require
+from autosparse.methods.families.base import About, Run, require
 from autosparse.methods.families.scored import PRUNED, LossFunction, ScoredMask, Scores, over_ranks, progress, select
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+from autosparse.methods.registry import register
 
 
-@dataclass(frozen=True, kw_only=True)
+@register
 class SynFlow(ScoredMask):
     """Keeps the weights that carry most flow: |w * dR/dw|, R the summed output of |model| for an input of ones."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="synflow",
         year=2020,
         family="before training",
@@ -39,35 +36,35 @@ class SynFlow(ScoredMask):
         super().__post_init__()
         require(self.rounds >= 1, f"rounds = {self.rounds}; it must be at least 1")
 
-    def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
         first = next(iter(batches), None)
         if first is None:
             raise ValueError("batches is empty: synflow reads the shape of the first batch's input")
-        device = run.layers[0].stored.device
+        device = sp.layers[0].stored.device
         args, kwargs, samples = _ones(first, device)
-        run.ledger.add_dense_steps(math.ceil(self.rounds / samples))  # one sample a round
-        run.model.eval()
-        masks = {layer.name: torch.ones_like(layer.stored, dtype=torch.bool) for layer in run.layers}
+        sp.ledger.add_dense_steps(math.ceil(self.rounds / samples))  # one sample a round
+        sp.model.eval()
+        masks = {layer.name: torch.ones_like(layer.stored, dtype=torch.bool) for layer in sp.layers}
         scores: Scores = {}
         for finished in progress(range(self.rounds), "SynFlow"):
             if finished:
                 masks = select(scores, 1 - (1 - self.sparsity) ** (finished / self.rounds), self.scope)
-            flow = over_ranks(_flow(run, masks, args, kwargs))
+            flow = over_ranks(_flow(sp, masks, args, kwargs))
             scores = {name: score.masked_fill_(~masks[name], PRUNED) for name, score in flow.items()}
         return scores
 
 
-def _flow(run: Sparsifier, masks: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores:
+def _flow(sp: Run, masks: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores:
     """|w * dR/dw| of the masked net with all parameters and buffers made positive, in float64; the model is not touched."""
-    names = {parameter: name for name, parameter in run.model.named_parameters()}
-    held = {**dict(run.model.named_parameters()), **dict(run.model.named_buffers())}
+    names = {parameter: name for name, parameter in sp.model.named_parameters()}
+    held = {**dict(sp.model.named_parameters()), **dict(sp.model.named_buffers())}
     tensors = {name: value.detach().abs().double() for name, value in held.items() if value.is_floating_point()}
     weights = {}
-    for layer in run.layers:
+    for layer in sp.layers:
         positive = (tensors[names[layer.stored]] * masks[layer.name]).requires_grad_()  # type: ignore[index]
         tensors[names[layer.stored]] = weights[layer.name] = positive  # type: ignore[index]
     with torch.enable_grad():
-        total = _total(functional_call(run.model, tensors, args, kwargs))
+        total = _total(functional_call(sp.model, tensors, args, kwargs))
     gradients = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
     pairs = zip(weights.items(), gradients, strict=True)
     return {name: (weight.detach() * gradient).abs() for (name, weight), gradient in pairs}

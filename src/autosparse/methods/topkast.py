@@ -1,9 +1,9 @@
-"""Top-KAST: the largest weights in the forward pass, a larger set in the backward pass; with PowerPropagation and with GA."""
+"""Top-KAST: the largest weights forward, a larger set backward; and its two variants, which are TopKAST with other defaults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,20 +12,20 @@ from autosparse import functional
 from autosparse.common.tensors import kth_smallest, top_mask
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.families.base import About, require
-from autosparse.methods.families.magnitude import DenseGradient
+from autosparse.methods.families.base import About, Run, layer_parts, require
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.magnitude import DenseGradient, Periodic
+from autosparse.methods.registry import register
 from autosparse.parametrizations import Masked
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 
 class PowerMasked(Masked):
     """theta = phi |phi|^(a - 1), soft-thresholded if asked, times the mask; what is stored is phi."""
 
-    def __init__(self, weight: Tensor, exponent: float, soft: bool, restricts_gradient: bool) -> None:
-        super().__init__(weight, restricts_gradient)
+    def __init__(self, weight: Tensor, exponent: float, soft: bool, backward_density: float | None) -> None:
+        super().__init__(weight, restricts_gradient=backward_density is not None)
         self.exponent = exponent
+        self.backward_density = backward_density
         dtype = torch.promote_types(weight.dtype, torch.float32)
         self.threshold: Tensor | None
         self.register_buffer("threshold", torch.zeros(1, dtype=dtype, device=weight.device) if soft else None)
@@ -45,6 +45,10 @@ class PowerMasked(Masked):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight if self.exponent == 1 else functional.power_inverse(weight, self.exponent)
+
+    def gradient_floor(self) -> float:
+        floor = super().gradient_floor()
+        return floor if self.backward_density is None else min(floor, self.backward_density)
 
     def active(self, weight: Tensor) -> Tensor:
         if self.threshold is None:
@@ -80,11 +84,11 @@ class _Power(torch.autograd.Function):
         return stored.abs().pow_(ctx.exponent - 1).mul_(ctx.exponent).mul_(grad), None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopKAST(DenseGradient):
+@register
+class TopKAST(DenseGradient, Periodic, Budgeted):
     """A = the largest weights, B = a larger set: forward W * 1_A, gradient to all of B. TopKAST* is backward_sparsity 0."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="topkast",
         year=2020,
         family="fixed budget, sparse to sparse",
@@ -95,6 +99,9 @@ class TopKAST(DenseGradient):
         doc="The largest weights forward, a larger set backward; a regulariser makes weights outside compete.",
     )
 
+    stores_zeros = False
+
+    sparsity: float = 0.8
     backward_sparsity: float = 0.5
     exploration: float = 1e-4
     power: float = 1.0
@@ -111,53 +118,41 @@ class TopKAST(DenseGradient):
         require(self.exploration >= 0, f"exploration = {self.exploration}; it is a decay and must be at least 0")
         require(self.power >= 1, f"power = {self.power}; the exponent must be at least 1 (1 is plain TopKAST)")
 
-    def parametrization(self, layer: Layer, run: Sparsifier) -> PowerMasked:
-        return PowerMasked(layer.stored, self.power, self.soft, self.backward_sparsity > 0)
+    def parametrization(self, layer: Layer, sp: Run) -> PowerMasked:
+        receiving = self.budget(sp, self.backward_sparsity)[layer.name] / layer.numel if self.backward_sparsity else None
+        return PowerMasked(layer.stored, self.power, self.soft, receiving)
 
-    def refresh(self, run: Sparsifier) -> None:
-        forward, backward = self.active_counts(run, self.sparsity), self.active_counts(run, self.backward_sparsity)
-        for layer, count, receiving in zip(run.layers, forward, backward, strict=True):
-            found, magnitude = _of(layer), self.magnitude(layer).contiguous()  # flattened once, for all that follows
-            found.mask.copy_(top_mask(magnitude, count))
-            if found.receives is not None:
-                found.receives.copy_(top_mask(magnitude, receiving))
-            found.set_threshold(magnitude, count)
+    def renew(self, sp: Run) -> None:
+        forward, backward = self.budget(sp), self.budget(sp, self.backward_sparsity)
+        for layer, powered in layer_parts(sp, PowerMasked):
+            magnitude, count = layer.weight().abs().contiguous(), forward[layer.name]  # flattened once, for all that follows
+            powered.mask.copy_(top_mask(magnitude, count))
+            if powered.receives is not None:
+                powered.receives.copy_(top_mask(magnitude, backward[layer.name]))
+            powered.set_threshold(magnitude, count)
 
-    def penalty(self, run: Sparsifier) -> Tensor | float:
+    def penalty(self, sp: Run) -> Tensor | float:
         """lambda / 2 (sum over A of W^2 + sum over B \\ A of W^2 / d_f), on theta; it takes the place of weight decay."""
         if not self.exploration:
             return 0.0
-        total = torch.zeros((), device=run.layers[0].stored.device)
-        for layer, count in zip(run.layers, self.active_counts(run, self.sparsity), strict=True):
-            found = _of(layer)
-            theta = found.full(layer.stored)
-            active = functional.as_numbers(found.mask, theta.dtype)
-            pulled = (1 - active).mul_(layer.numel / count)
-            if found.receives is not None:
-                pulled.mul_(functional.as_numbers(found.receives, theta.dtype))
+        total = torch.zeros((), device=sp.layers[0].stored.device)
+        budget = self.budget(sp)
+        for layer, powered in layer_parts(sp, PowerMasked):
+            theta = powered.full(layer.stored)
+            active = functional.as_numbers(powered.mask, theta.dtype)
+            pulled = (1 - active).mul_(layer.numel / budget[layer.name])
+            if powered.receives is not None:
+                pulled.mul_(functional.as_numbers(powered.receives, theta.dtype))
             # half the sum of squares, as a product with a constant: its gradient is that constant, a short backward pass
             total = total + (pulled.add_(active).mul_(theta.detach()) * theta).sum()
         return self.exploration * (total - total.detach() / 2)
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        if not run.alpha:
-            return density, density, density
-        receiving = self.active_counts(run, self.backward_sparsity)
-        shares = [count / layer.numel for layer, count in zip(run.layers, receiving, strict=True)]
-        return density, density, torch.tensor(shares, dtype=density.dtype, device=density.device)
 
-
-def _of(layer: Layer) -> PowerMasked:
-    found = layer.parametrization
-    assert isinstance(found, PowerMasked)
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
+@register
 class TopKASTPP(TopKAST):
     """TopKAST* with PowerPropagation: weights are stored as phi with theta = phi |phi|^(a - 1), so large ones learn faster."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="topkast+pp",
         year=2021,
         family="fixed budget, sparse to sparse",
@@ -172,11 +167,11 @@ class TopKASTPP(TopKAST):
     power: float = 1.375
 
 
-@dataclass(frozen=True, kw_only=True)
+@register
 class TopKASTGA(TopKAST):
     """TopKAST* with Gradient Annealing: weights of B outside A receive alpha * G, and alpha decays over the epochs."""
 
-    about: ClassVar[About] = About(
+    about = About(
         name="topkast+ga",
         year=2023,
         family="fixed budget, sparse to sparse",

@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 from autosparse.common.ranks import mean_over_ranks
 from autosparse.common.tensors import is_sharded, precise, random_stream, whole
 from autosparse.common.warnings import warn
+from autosparse.compute import activation_sparsity
 from autosparse.compute.compute import Compute
 from autosparse.cost import Ledger, Recorder, profile
 from autosparse.layer import Layer
-from autosparse.methods.families.base import Method, Stateful
+from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
 from autosparse.sparsifier import plain
 from autosparse.sparsifier import report as summary
 from autosparse.sparsifier import state as checkpoint
@@ -49,7 +50,7 @@ def sparsify(
     refuse_wrapped(model)
     limits = None if guard is None else Guard(policy=guard, floor=density_floor, every=guard_every)  # type: ignore[arg-type]
     layers = select(model, include, exclude)
-    dense = set(method.keeps_dense([layer.name for layer in layers]))
+    dense = first_and_last([layer.name for layer in layers], *method.traits.dense_ends)
     layers = [layer for layer in layers if layer.name not in dense]
     return Sparsifier(model, method, layers, epochs, steps_per_epoch, example_input, seed, limits, convention, baseline_epochs)
 
@@ -89,7 +90,7 @@ class Sparsifier:
         ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
         self.history: list[dict[str, Any]] = []
         self.generator = random_stream(seed, "masks")
-        self.guard = GuardState(limits) if limits and method.guarded() else None
+        self.guard = GuardState(limits) if limits and method.traits.guarded else None
         baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
         self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
         self._compute = Compute()
@@ -141,9 +142,14 @@ class Sparsifier:
         return summary.make_report(self, str(self._compute))
 
     @property
+    def density_floor(self) -> float:
+        """The density below which the guard sees a layer as lost; 0 without a guard."""
+        return self.guard.config.floor if self.guard else 0.0
+
+    @property
     def held_floor(self) -> float:
         """The density that the guard holds every layer at; 0 where it holds none."""
-        return self.guard.config.floor if self.guard and self.guard.config.policy == "hold" else 0.0
+        return self.density_floor if self.guard and self.guard.config.policy == "hold" else 0.0
 
     @property
     def events(self) -> list[Event]:
@@ -167,7 +173,8 @@ class Sparsifier:
         weight_decay goes to every group that has none of its own; without it the optimizer's own default holds. Thresholds
         take the same decay unless threshold_decay is given; steered by a target_sparsity they take none.
         """
-        decay = self.method.learned_decay(weight_decay) if threshold_decay is None else threshold_decay
+        own_decay = self.method.traits.learned_decay if threshold_decay is None else threshold_decay
+        decay = weight_decay if own_decay is None else own_decay
         return build_groups(self.model, self.thresholds(), groups, weight_decay, decay)
 
     def bind(self, *optimizers: Any) -> None:
@@ -177,7 +184,7 @@ class Sparsifier:
         if not unwrapped:
             raise TypeError("bind needs the optimizer that trains the model")
         check_optimizers(unwrapped, self._named_thresholds())
-        if not self.method.shardable and any(is_sharded(layer.stored) for layer in self.layers):
+        if not self.method.traits.shardable and any(is_sharded(layer.stored) for layer in self.layers):
             raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
         if self._binding:
             self._binding.remove()
@@ -245,11 +252,14 @@ class Sparsifier:
         self._push()
         self.history.append(summary.epoch_record(self, value))
         self._warn_if_dense()
-        self._compute.plan(self.layers, self.history[-1]["densities"], self.model, self.method.gate_is_rare())
+        self._compute.plan(self.layers, self.history[-1]["densities"], self.model, self.method.traits.gate_is_rare)
         self._settled = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
         """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
+        if not isinstance(self.method, LooksAtData):
+            name = self.method.about.name
+            raise TypeError(f"{name} does not look at data before training: there is nothing to score")
         self.method.score(self, batches, loss_fn)
         self._push()
 
@@ -257,6 +267,8 @@ class Sparsifier:
         """Begin the next round of a method that trains in rounds; False when the last one is done."""
         if optimizers:
             self.bind(*optimizers)
+        if not isinstance(self.method, TrainsInRounds):
+            raise TypeError(f"{self.method.about.name} trains in one round")
         return self.method.next_round(self)
 
     def load_dense(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -280,7 +292,10 @@ class Sparsifier:
         if self._settled:
             self._settled.warn_if_edited(self.model, self.layers, self.step)
         self._take_profile()
-        self.method.detach(self)
+        for layer in self.layers:
+            layer.parametrization.harden(layer.weight())
+            for place in layer.places:
+                activation_sparsity.detach(place.module)
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
             return into
@@ -348,16 +363,15 @@ class Sparsifier:
         self.method.after_step(self)
         self._push()
         if self._compute.first_plan_is_due:
-            self._compute.plan(self.layers, self.densities(), self.model, self.method.gate_is_rare())
+            self._compute.plan(self.layers, self.densities(), self.model, self.method.traits.gate_is_rare)
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
-        self.method.ready(self)
         self._push()
         named = self._named_thresholds()
         check_optimizers(self._binding.optimizers, named)
         self._checked_first_step = True
-        if self.method.needs_decay() and named:
+        if self.method.traits.needs_decay and named:
             groups = find_groups(self._binding.optimizers, named.values())
             if all(not group.get("weight_decay", 0) for group in groups):
                 warn(
@@ -369,7 +383,7 @@ class Sparsifier:
     def _warn_if_dense(self) -> None:
         sparsity = self.history[-1]["sparsity"]
         if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
-            warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.prune_more}")
+            warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.traits.prune_more}")
 
     def counts(self) -> Tensor:
         """Active weights of every layer, as one tensor on the model's device: no sync."""

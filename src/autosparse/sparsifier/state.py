@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
+from autosparse.methods.families.base import Stateful, plain_fields
+from autosparse.methods.families.rounds import in_time_of_one_round
 
 if TYPE_CHECKING:
-    from autosparse.methods.families.base import Stateful
     from autosparse.sparsifier import Sparsifier
 
 VERSION = 1
@@ -40,7 +41,7 @@ def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
-    identity = _identity(run)
+    state, identity = in_time_of_one_round(state), _identity(run)
     differences = _differences(state, identity) if identity.keys() <= state.keys() else []
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
@@ -89,7 +90,7 @@ def _parts(run: Sparsifier) -> dict[str, Stateful | None]:
 def _identity(run: Sparsifier) -> dict[str, Any]:
     return {
         "method": run.method.about.name,
-        "fields": _plain(run.method.fields()),
+        "fields": _plain(plain_fields(run.method)),
         "layers": {layer.name: list(layer.shape) for layer in run.layers},
         "epochs": run.epochs,
         "steps_per_epoch": run.steps_per_epoch,

@@ -80,31 +80,22 @@ def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:
     return model
 
 
-def stages_of(method: Method | None) -> int:
-    """How many rounds a method trains; nearly all train one."""
-    if method is None or type(method).next_round is Method.next_round:
-        return 1
-    return int(getattr(method, "stages", 0) or 1 + method.rounds)  # type: ignore[attr-defined]
-
-
 def stage_epochs(recipe: Recipe, method: Method | None) -> int:
     """Epochs of one round: rounds share the epochs of the recipe, so that methods compare at the same length."""
-    stages = stages_of(method)
-    if recipe.train.epochs % stages:
+    rounds = 1 if method is None else method.traits.rounds
+    if recipe.train.epochs % rounds:
         name = recipe.method["name"]
-        raise ValueError(f"{name} trains {stages} rounds: train.epochs = {recipe.train.epochs} must be a multiple of that")
-    return recipe.train.epochs // stages
+        raise ValueError(f"{name} trains {rounds} rounds: train.epochs = {recipe.train.epochs} must be a multiple of that")
+    return recipe.train.epochs // rounds
 
 
 def attach(recipe: Recipe, method: Method, model: nn.Module, steps_per_epoch: int, example: tuple[Tensor, ...]) -> Sparsifier:
     """The method on the model."""
     block = recipe.sparsify
-    # cs counts the epochs of all rounds, the other methods those of one
-    counted = recipe.train.epochs if hasattr(method, "stages") else stage_epochs(recipe, method)
     return autosparse.sparsify(
         model,
         method,
-        epochs=counted,
+        epochs=stage_epochs(recipe, method),
         steps_per_epoch=steps_per_epoch,
         include=block.include,
         exclude=block.exclude,

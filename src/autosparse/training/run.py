@@ -17,6 +17,7 @@ from autosparse.common.tensors import whole
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
 from autosparse.methods.autotune import ReferenceRecorder
+from autosparse.methods.families.base import LooksAtData
 from autosparse.recipes.loading import differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, machine, randomness

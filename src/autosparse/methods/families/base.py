@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from autosparse.cost.ledger import Ledger
 from autosparse.layer import Layer
-from autosparse.parametrizations import SparseParametrization
+from autosparse.parametrizations import Masked, SparseParametrization
 
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
+Part = TypeVar("Part", bound=SparseParametrization)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,20 @@ class About:
     doc: str
 
 
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a method that the Sparsifier acts on."""
+
+    dense_ends: tuple[bool, bool] = (False, False)  # whether the first and the last layer are left out of the run
+    guarded: bool = True  # whether the guard watches the densities: budgets keep themselves
+    learned_decay: float | None = None  # weight decay of the method's own tensors if the user gives none; None: as the weights
+    needs_decay: bool = False  # without decay of its thresholds it prunes nothing
+    gate_is_rare: bool = False  # pruned weights receive gradients at few steps only
+    rounds: int = 1  # how many times it trains all epochs of a run
+    shardable: bool = False  # can run under FSDP2, where every rank holds a part of a weight
+    prune_more: str = "raise the method's penalty or train longer"  # advice when nothing is pruned
+
+
 class Stateful(Protocol):
     """Something that changes over a run and can be saved and loaded."""
 
@@ -39,95 +54,138 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Run(Protocol):
+    """What a method may read and change of a run; the Sparsifier is one."""
+
+    model: nn.Module
+    layers: list[Layer]
+    epochs: int  # of one round
+    steps_per_epoch: int
+    epoch: int
+    step: int
+    memory: dict[str, Any]  # what the method remembers between steps, saved with the state
+    parts: dict[str, Any]  # the method's state machines, by name
+    generator: torch.Generator
+    ledger: Ledger
+
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def density_floor(self) -> float: ...
+    @property
+    def held_floor(self) -> float: ...
+    @property
+    def optimizers(self) -> list[Optimizer]: ...
+    def densities(self) -> list[float]: ...
+    def sparsity(self) -> float: ...
+    def thresholds(self) -> list[nn.Parameter]: ...
+    def learned_groups(self) -> list[dict[str, Any]]: ...
+    def optimizer_state(self, layer: Layer) -> dict[str, Any]: ...
+    def gradient(self, layer: Layer) -> Tensor: ...
+    def gradient_scale(self) -> float: ...
+    def restart(self) -> None: ...
+
+
+@runtime_checkable
+class LooksAtData(Protocol):
+    """A method that chooses its mask from data before training: `sp.score(batches, loss_fn)`."""
+
+    def score(self, sp: Any, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None) -> None: ...
+
+
+@runtime_checkable
+class TrainsInRounds(Protocol):
+    """A method that trains more than once: `sp.next_round(optimizer)` gives False when all rounds are done."""
+
+    def next_round(self, sp: Any) -> bool: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods. Subclasses are frozen dataclasses; what changes lives in the Sparsifier's memory and parts."""
+    """Base of all methods: frozen dataclasses. What changes over time lives in the memory and the parts of the Sparsifier."""
 
     about: ClassVar[About]
-    prune_more: ClassVar[str] = "raise the method's penalty or train longer"  # advice when nothing is pruned
-    shardable: ClassVar[bool] = False  # can run under FSDP2, where a parameter is only partly on each rank
 
-    def check(self, run: Sparsifier) -> None:
+    # Methods that offer these make them fields.
+    dense_first = cast("bool | None", False)
+    dense_last = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(dense_ends=(bool(self.dense_first), self.dense_last), guarded=self.about.budget == "learned")
+
+    def check(self, sp: Run) -> None:
         """Refuse a run that this method cannot do; called before anything is attached."""
 
-    def parts(self, run: Sparsifier) -> dict[str, Stateful]:
-        """State machines for one run, kept in `run.parts` and saved with its state under these names."""
+    def parts(self, sp: Run) -> dict[str, Stateful]:
+        """State machines for one run, kept in `sp.parts` and saved with its state under these names."""
         return {}
 
-    def keeps_dense(self, names: Sequence[str]) -> Sequence[str]:
-        """Of the selected layers, those that the method leaves alone by its own convention (first, last)."""
-        return ()
-
-    def parametrization(self, layer: Layer, run: Sparsifier) -> SparseParametrization:
+    def parametrization(self, layer: Layer, sp: Run) -> SparseParametrization:
         """What the forward pass sees of a weight, and which gradient comes back."""
-        raise NotImplementedError
+        return Masked(layer.stored)
 
-    def start(self, run: Sparsifier) -> None:
+    def start(self, sp: Run) -> None:
         """Initial thresholds or masks, from the weights as they are now; called again after load_dense."""
 
-    def ready(self, run: Sparsifier) -> None:
-        """Refuse to train while something is missing, such as the scores; called at the first step."""
-
-    def score(self, run: Sparsifier, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None) -> None:
-        """Look at data before training and choose a mask."""
-        raise TypeError(f"{self.about.name} does not look at data before training: there is nothing to score")
-
-    def next_round(self, run: Sparsifier) -> bool:
-        """Prune and rewind for the next round; False when all rounds are done."""
-        raise TypeError(f"{self.about.name} trains in one round")
-
-    def detach(self, run: Sparsifier) -> None:
-        """Before the zeros are baked in: undo what the method put on the model, make soft masks hard."""
-
-    def gate(self, run: Sparsifier) -> float:
+    def gate(self, sp: Run) -> float:
         """What pruned weights receive of their gradient at the coming step."""
         return 0.0
 
-    def gate_is_rare(self) -> bool:
-        """Whether pruned weights receive gradients at few steps only."""
-        return False
-
-    def annealed(self, run: Sparsifier) -> float:
+    def annealed(self, sp: Run) -> float:
         """alpha of the present epoch, for methods that anneal."""
         return 0.0
 
-    def before_step(self, run: Sparsifier) -> bool:
+    def before_step(self, sp: Run) -> bool:
         """After backward, before the optimizer's step. True: this call took the place of the step."""
         return False
 
-    def after_step(self, run: Sparsifier) -> None:
-        """After the optimizer's step; run.step counts it already."""
+    def after_step(self, sp: Run) -> None:
+        """After the optimizer's step; sp.step counts it already."""
 
-    def end_epoch(self, run: Sparsifier, loss: float | None) -> None:
-        """At the end of epoch run.epoch, before the epoch is counted."""
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        """At the end of epoch sp.epoch, before the epoch is counted."""
 
-    def penalty(self, run: Sparsifier) -> Tensor | float:
+    def penalty(self, sp: Run) -> Tensor | float:
         """The regulariser that the user adds to the loss."""
         return 0.0
 
-    def passes(self, density: Tensor, run: Sparsifier) -> tuple[Tensor, Tensor, Tensor]:
-        """Densities of the forward, input-gradient and weight-gradient passes of the present step, one value a layer."""
-        return density, density, density
+    def passes(self, density: Tensor, sp: Run) -> tuple[Tensor, Tensor, Tensor]:
+        """Densities of the forward, input-gradient and weight-gradient passes of the present step, one value per layer."""
+        floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
+        return density, density, density.maximum(torch.tensor(floors, dtype=density.dtype, device=density.device))
 
-    def learned_decay(self, weight_decay: float | None) -> float | None:
-        """Weight decay of the method's own learned tensors when the user gives none."""
-        return weight_decay
-
-    def guarded(self) -> bool:
-        """Whether a layer's density is something the guard should watch: budgets keep themselves."""
-        return self.about.budget == "learned"
-
-    def needs_decay(self) -> bool:
-        """Without decay of its thresholds this method prunes nothing."""
-        return False
-
-    def notes(self, run: Sparsifier) -> list[str]:
+    def notes(self, sp: Run) -> list[str]:
         """Lines that the report adds for this method."""
         return []
 
-    def fields(self) -> dict[str, Any]:
-        """The config as plain values, for checkpoints and reports."""
-        return dataclasses.asdict(self)
+
+def plain_fields(method: Method) -> dict[str, Any]:
+    """The config as plain values, for checkpoints and reports."""
+    return {field.name: _plain(getattr(method, field.name)) for field in dataclasses.fields(method)}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "plain"):
+        return value.plain()
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def part(layer: Layer, kind: type[Part]) -> Part:
+    """The layer's parametrization, which is of this kind."""
+    parametrization = layer.parametrization
+    assert isinstance(parametrization, kind)
+    return parametrization
+
+
+def layer_parts(sp: Run, kind: type[Part]) -> list[tuple[Layer, Part]]:
+    """Every layer with its parametrization, which is of this kind."""
+    return [(layer, part(layer, kind)) for layer in sp.layers]
 
 
 def first_and_last(names: Sequence[str], first: bool, last: bool) -> list[str]:
@@ -141,5 +199,5 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def dense_like(density: Tensor) -> Tensor:
-    return torch.ones_like(density)
+def require_sparsity(name: str, value: float) -> None:
+    require(0 <= value < 1, f"{name} = {value}; it is the fraction of zeros: 0 <= {name} < 1")

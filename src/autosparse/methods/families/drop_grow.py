@@ -1,23 +1,20 @@
-"""One drop-and-grow for RigL, SET, SNFS, DSR and MEST: exact counts from scores, and when to change the masks."""
+"""One drop-and-grow for RigL, SET and SNFS, and its parts for DSR and MEST: exact counts from scores, and when to use them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from autosparse.common.tensors import top_mask
 from autosparse.layer import Layer
-from autosparse.methods.families.base import require
-from autosparse.methods.families.fixed_mask import RandomStart, mask_of, set_mask
+from autosparse.methods.families.base import Run, require
+from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
 from autosparse.schedules import cosine_fraction
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 
 def highest(scores: Tensor, among: Tensor, count: int) -> Tensor:
@@ -40,11 +37,6 @@ def grow(active: Tensor, scores: Tensor, count: int, allowed: Tensor | None = No
 def replace(active: Tensor, drop_scores: Tensor, grow_scores: Tensor, count: int) -> Tensor:
     """Drop `count` weights, then grow as many among all that were not kept: a dropped weight may come straight back."""
     return grow(drop(active, drop_scores, count), grow_scores, count)
-
-
-def random_scores(layer: Layer, generator: torch.Generator) -> Tensor:
-    """One torch.rand of the layer's shape, drawn on the CPU so that every device and rank makes the same choice."""
-    return torch.rand(layer.shape, generator=generator).to(layer.stored.device)
 
 
 def apportion(shares: Sequence[float], total: int, capacity: Sequence[int]) -> list[int]:
@@ -75,25 +67,7 @@ def apportion(shares: Sequence[float], total: int, capacity: Sequence[int]) -> l
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropAndGrow(RandomStart):
-    """A random mask that is rewired at some steps, after the optimizer's step."""
-
-    def due(self, run: Sparsifier) -> bool:
-        """Whether the masks change at step run.step."""
-        raise NotImplementedError
-
-    def rewire(self, run: Sparsifier) -> None:
-        """Change the masks of all layers."""
-        raise NotImplementedError
-
-    def after_step(self, run: Sparsifier) -> None:
-        super().after_step(run)
-        if self.due(run):
-            self.rewire(run)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replacement(DropAndGrow):
+class DropAndGrow(Budgeted):
     """Every `update_every` steps (None: every epoch) a fraction of each layer's active weights is replaced."""
 
     update_every: int | None = None
@@ -107,28 +81,27 @@ class Replacement(DropAndGrow):
         require(0 < self.drop_fraction < 1, f"drop_fraction = {self.drop_fraction}; allowed: 0 < drop_fraction < 1")
         require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
 
-    def due(self, run: Sparsifier) -> bool:
-        every = self.update_every or run.steps_per_epoch
-        return 0 < run.step < run.total_steps and run.step % every == 0 and run.step <= self.last_update(run)
+    def due(self, sp: Run) -> bool:
+        every = self.update_every or sp.steps_per_epoch
+        return 0 < sp.step < sp.total_steps and sp.step % every == 0 and sp.step <= self.last_update(sp)
 
-    def last_update(self, run: Sparsifier) -> float:
+    def last_update(self, sp: Run) -> float:
         """T_end: the step after which the masks are fixed."""
-        return self.update_end * run.total_steps
+        return self.update_end * sp.total_steps
 
-    def fraction(self, run: Sparsifier) -> float:
+    def fraction(self, sp: Run) -> float:
         """The part of the active weights to replace now: f(t) = f0/2 (1 + cos(pi t / T_end))."""
-        return cosine_fraction(run.step / self.last_update(run), self.drop_fraction)
+        return cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction)
 
-    def drop_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
+    def drop_scores(self, layer: Layer, sp: Run) -> Tensor:
         return layer.weight().abs()
 
-    def grow_scores(self, layer: Layer, run: Sparsifier) -> Tensor:
-        return random_scores(layer, run.generator)
+    def grow_scores(self, layer: Layer, sp: Run) -> Tensor:
+        return random_scores(layer, sp.generator)
 
-    def rewire(self, run: Sparsifier) -> None:
-        fraction = self.fraction(run)
-        for layer in run.layers:
+    def renew(self, sp: Run) -> None:
+        fraction = self.fraction(sp)
+        for layer in sp.layers:
             active = mask_of(layer)
             count = int(fraction * int(torch.count_nonzero(active)))
-            mask = replace(active, self.drop_scores(layer, run), self.grow_scores(layer, run), count)
-            set_mask(run, layer, mask)
+            set_mask(sp, layer, replace(active, self.drop_scores(layer, sp), self.grow_scores(layer, sp), count))

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autosparse.functional import as_numbers
 from autosparse.layer import Layer
-from autosparse.methods.families.base import Method, first_and_last
+from autosparse.methods.families.base import Run, layer_parts
 from autosparse.parametrizations import SparseParametrization
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autosparse.sparsifier import Sparsifier
-
-Part = TypeVar("Part", bound=SparseParametrization)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedMask(Method):
-    """Base: which ends of the network stay dense."""
-
-    dense_first: bool = False
-    dense_last: bool = False
-
-    def keeps_dense(self, names: Sequence[str]) -> Sequence[str]:
-        return first_and_last(names, self.dense_first, self.dense_last)
 
 
 def learned_tensor(weight: Tensor, shape: Sequence[int], value: float) -> nn.Parameter:
@@ -41,24 +23,14 @@ def learned_tensor(weight: Tensor, shape: Sequence[int], value: float) -> nn.Par
 
 
 def per_channel(layer: Layer) -> tuple[int, ...]:
-    """The shape of one value for each output channel."""
+    """The shape of one value per output channel."""
     return tuple(size if dim == layer.channel_dim else 1 for dim, size in enumerate(layer.shape))
-
-
-def parts(run: Sparsifier, kind: type[Part]) -> list[tuple[Layer, Part]]:
-    """Every layer with its parametrization, which is of this kind."""
-    found = []
-    for layer in run.layers:
-        part = layer.parametrization
-        assert isinstance(part, kind)
-        found.append((layer, part))
-    return found
 
 
 def straight_through(score: Tensor, mask: Tensor) -> Tensor:
     """The mask in the forward pass; the score receives the mask's gradient unchanged (identity STE)."""
-    kept: Tensor = _StraightThrough.apply(score, mask)  # type: ignore[no-untyped-call]
-    return kept
+    forward: Tensor = _StraightThrough.apply(score, mask)  # type: ignore[no-untyped-call]
+    return forward
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -107,7 +79,7 @@ class SoftMask(SparseParametrization):
         self.hard.fill_(True)
 
 
-def harden(run: Sparsifier) -> None:
+def harden(sp: Run) -> None:
     """Make the soft masks of all layers hard."""
-    for layer, part in parts(run, SoftMask):
-        part.harden(layer.weight())
+    for layer, soft in layer_parts(sp, SoftMask):
+        soft.harden(layer.weight())

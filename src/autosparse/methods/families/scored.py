@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,11 +18,9 @@ from autosparse.common.tensors import top_mask
 from autosparse.common.warnings import warn
 from autosparse.cost.recorder import has_compiled_parts
 from autosparse.distributions import counts
-from autosparse.methods.families.base import first_and_last, require
+from autosparse.methods.families.base import Method, Run, require, require_sparsity
+from autosparse.methods.families.budget import count_of_all, top_of_all
 from autosparse.methods.families.fixed_mask import FixedMask, set_mask
-
-if TYPE_CHECKING:
-    from autosparse.sparsifier import Sparsifier
 
 SCOPES = ("global", "layer")
 PRUNED = float("-inf")  # the score of a weight that must not come back
@@ -40,36 +38,33 @@ def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> dict[st
     if scope == "layer":
         budget = counts({name: score.shape for name, score in scores.items()}, dict.fromkeys(scores, sparsity))
         return {name: top_mask(score, budget[name]) for name, score in scores.items()}
-    device = next(iter(scores.values())).device
-    flat = torch.cat([score.reshape(-1).to(device) for score in scores.values()])
-    kept = top_mask(flat, counts({"all layers": flat.shape}, {"all layers": sparsity})["all layers"])
-    parts = torch.split(kept, [score.numel() for score in scores.values()])
-    return {name: part.reshape(score.shape).to(score.device) for (name, score), part in zip(scores.items(), parts, strict=True)}
+    values = list(scores.values())
+    return dict(zip(scores, top_of_all(values, count_of_all(values, sparsity)), strict=True))
 
 
 def summed_gradients(
-    run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction, text: str, along: Scores | None = None
+    sp: Run, batches: Iterable[Any], loss_fn: LossFunction, text: str, along: Scores | None = None
 ) -> tuple[Scores, int]:
     """Summed over batches and ranks: the gradient of every layer's weight, or Hessian times `along`; and the batches seen."""
-    weights = [layer.stored for layer in run.layers]
+    weights = [layer.stored for layer in sp.layers]
     sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
     seen = 0
     for batch in progress(batches, text):
         seen += 1
-        loss = loss_fn(run.model, batch)
+        loss = loss_fn(sp.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss_fn(model, batch) must return one number as a tensor, it returned {given}")
         found = torch.autograd.grad(loss, weights, create_graph=along is not None, materialize_grads=True)
         if along is not None:
-            product = torch.stack([(g * along[layer.name]).sum() for g, layer in zip(found, run.layers, strict=True)]).sum()
+            product = torch.stack([(g * along[layer.name]).sum() for g, layer in zip(found, sp.layers, strict=True)]).sum()
             if not product.requires_grad:  # a loss that is linear in the weights has no curvature
                 continue
             found = torch.autograd.grad(product, weights, materialize_grads=True)
         for total, value in zip(sums, found, strict=True):
             total += value.detach()
     require(seen > 0, "batches is empty: scoring needs at least one batch")
-    return over_ranks({layer.name: total for layer, total in zip(run.layers, sums, strict=True)}), seen
+    return over_ranks({layer.name: total for layer, total in zip(sp.layers, sums, strict=True)}), seen
 
 
 def over_ranks(scores: Scores) -> Scores:
@@ -106,28 +101,22 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedMask(FixedMask):
-    """A mask of the highest scores of the whole net or of every layer; dense until the first scores are there."""
+class RankedMask(Method):
+    """A mask of the highest scores of the whole net or of every layer."""
 
     scope: str = "global"
     dense_first: bool = False
     dense_last: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.scope in SCOPES, f"scope = {self.scope!r}; allowed: {', '.join(SCOPES)}")
 
-    def keeps_dense(self, names: Sequence[str]) -> Sequence[str]:
-        return first_and_last(names, self.dense_first, self.dense_last)
-
-    def start(self, run: Sparsifier) -> None:
-        for layer in run.layers:
-            set_mask(run, layer, torch.ones_like(layer.stored, dtype=torch.bool))
-
-    def apply(self, run: Sparsifier, masks: Mapping[str, Tensor]) -> None:
+    def apply(self, sp: Run, masks: Mapping[str, Tensor]) -> None:
         """Set the masks and say so if a layer has lost all its weights."""
-        for layer in run.layers:
-            set_mask(run, layer, masks[layer.name])
-        dead = [layer.name for layer, density in zip(run.layers, run.densities(), strict=True) if density == 0]
+        for layer in sp.layers:
+            set_mask(sp, layer, masks[layer.name])
+        dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
         if dead:
             warn(
                 f"{self.about.name} left no weight in {', '.join(dead[:5])}{' ...' if len(dead) > 5 else ''}: the net may be "
@@ -136,29 +125,30 @@ class RankedMask(FixedMask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredMask(RankedMask):
+class ScoredMask(RankedMask, FixedMask):
     """A mask chosen once, before training, from scores that `sp.score(batches, loss_fn)` makes."""
 
     sparsity: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.sparsity < 1, f"sparsity = {self.sparsity}; it is the fraction of zeros: 0 <= sparsity < 1")
+        require_sparsity("sparsity", self.sparsity)
 
     @abstractmethod
-    def saliency(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
         """A score for every weight, by layer; the highest stay."""
 
-    def start(self, run: Sparsifier) -> None:
-        super().start(run)
-        run.memory["scored"] = False
+    def start(self, sp: Run) -> None:
+        super().start(sp)
+        sp.memory["scored"] = False
 
-    def ready(self, run: Sparsifier) -> None:
-        if not run.memory.get("scored"):
+    def before_step(self, sp: Run) -> bool:
+        if not sp.memory.get("scored"):
             raise RuntimeError(f"{self.about.name} chooses its mask before training: call sp.score(batches, loss_fn) first")
+        return False
 
-    def score(self, run: Sparsifier, batches: Iterable[Any], loss_fn: LossFunction | None) -> None:
-        if run.memory.get("scored") or run.step:
+    def score(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> None:
+        if sp.memory.get("scored") or sp.step:
             raise RuntimeError(
                 f"{self.about.name} has chosen its mask already and pruned weights are 0 now: "
                 "to score again, load the dense weights with sp.load_dense(state_dict) before the first step"
@@ -168,11 +158,11 @@ class ScoredMask(RankedMask):
                 f"batches must be an iterable of batches such as a DataLoader or a list, got {type(batches).__name__}"
             )
         # compiled code has no second derivative, and would be recompiled for the few batches of scoring
-        eager = torch.compiler.set_stance("force_eager") if has_compiled_parts(run.model) else nullcontext()
-        with undisturbed(run.model), eager:
-            scores = self.saliency(run, batches, loss_fn)
-        self.apply(run, select(scores, self.sparsity, self.scope))
-        run.memory["scored"] = True
+        eager = torch.compiler.set_stance("force_eager") if has_compiled_parts(sp.model) else nullcontext()
+        with undisturbed(sp.model), eager:
+            scores = self.saliency(sp, batches, loss_fn)
+        self.apply(sp, select(scores, self.sparsity, self.scope))
+        sp.memory["scored"] = True
 
 
 def required(loss_fn: LossFunction | None, method: str) -> LossFunction:

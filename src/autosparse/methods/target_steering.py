@@ -1,4 +1,4 @@
-"""Learned thresholds moved from outside: the common factor of a target's controller, a shared start."""
+"""How a target sparsity steers thresholds: the common factor that its controller asks for, and a shared start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from autosparse import functional
 from autosparse.common.tensors import assign, kth_smallest, split_at, whole
 from autosparse.layer import Layer
-from autosparse.methods.autotune import TargetController
+from autosparse.methods.target import TargetController
 from autosparse.parametrizations import SoftThreshold
 
 SAMPLE = 1_000_000  # weights that a quantile over the whole net looks at: 0.03 points of error at 90 %
@@ -19,12 +19,6 @@ LARGEST_S = -0.02  # a factor can only move an s below 0, so T stays under 1/2 (
 SMALLEST_T = 1e-8  # the same for g = identity
 
 Soft = tuple[Layer, SoftThreshold]
-
-
-def threshold_layers(layers: Sequence[Layer]) -> list[Soft]:
-    """The layers that have a soft threshold."""
-    pairs = [(layer, layer.parametrization) for layer in layers]
-    return [(layer, soft) for layer, soft in pairs if isinstance(soft, SoftThreshold)]
 
 
 def refresh_reach(layers: Sequence[Soft]) -> None:
@@ -42,17 +36,11 @@ def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Gen
         soft.set_threshold(bound)
 
 
-def steer(
-    layers: Sequence[Soft],
-    controller: TargetController,
-    step: int,
-    floor: float,
-    generator: torch.Generator,
-) -> None:
-    """Multiply every s by the one factor that gives the wanted overall sparsity; layers at the density floor stay there."""
-    wanted = controller.wanted(step)
+def steer(layers: Sequence[Soft], controller: TargetController, step: int, floor: float, generator: torch.Generator) -> None:
+    """Multiply every s by the one factor that gives the ramp's overall sparsity; layers at the density floor stay there."""
+    planned = controller.sparsity_at(step)
     total = sum(layer.numel for layer, _ in layers)
-    frozen = {layer.name for layer, soft in layers if _density(layer, soft) <= floor}
+    frozen = {layer.name for (layer, _), density in zip(layers, _densities(layers), strict=True) if density <= floor}
     factor = 1.0
     for _, soft in layers:
         _into_range(soft)
@@ -61,20 +49,18 @@ def steer(
         free = [pair for pair in layers if pair[0].name not in frozen]
         if not free:
             break
-        kept_by_frozen = sum(_density(*pair) * pair[0].numel for pair in layers if pair[0].name in frozen)
-        keep = (1 - wanted) * total - kept_by_frozen
+        keep = (1 - planned) * total - _active([pair for pair in layers if pair[0].name in frozen])
         count = sum(layer.numel for layer, _ in free)
         factor = controller.limit(_factor(free, min(1.0, max(0.0, keep / count)), generator, before))
         for layer, soft in free:
             assign(soft.threshold, before[layer.name] * factor)
-        sunk = [(layer, soft) for layer, soft in free if _density(layer, soft) < floor]
+        sunk = [pair for pair, density in zip(free, _densities(free), strict=True) if density < floor]
         if not sunk:
             break
         for layer, soft in sunk:
             soft.limit_density(layer.weight(), floor)
             frozen.add(layer.name)
-    reached = 1 - sum(_density(layer, soft) * layer.numel for layer, soft in layers) / total
-    controller.record(step, wanted, reached, factor)
+    controller.record(step, planned, 1 - _active(layers) / total, factor)
 
 
 def _factor(free: Sequence[Soft], density: float, generator: torch.Generator, before: dict[str, Tensor]) -> float:
@@ -99,7 +85,7 @@ def _factor(free: Sequence[Soft], density: float, generator: torch.Generator, be
 
 
 def _sample(layer: Layer, layers: Sequence[Soft], generator: torch.Generator) -> Tensor | slice:
-    total = sum(each.numel for each, _ in layers)
+    total = sum(other.numel for other, _ in layers)
     if total <= SAMPLE:
         return slice(None)
     count = math.ceil(layer.numel * SAMPLE / total)
@@ -111,5 +97,11 @@ def _into_range(soft: SoftThreshold) -> None:
     assign(soft.threshold, value.clamp_min(SMALLEST_T) if soft.function == "identity" else value.clamp_max(LARGEST_S))
 
 
-def _density(layer: Layer, soft: SoftThreshold) -> float:
-    return float(soft.count_active(layer.weight())) / layer.numel
+def _densities(layers: Sequence[Soft]) -> list[float]:
+    """Densities of all these layers; one sync."""
+    counts = torch.stack([soft.count_active(layer.weight()) for layer, soft in layers]).tolist() if layers else []
+    return [count / layer.numel for (layer, _), count in zip(layers, counts, strict=True)]
+
+
+def _active(layers: Sequence[Soft]) -> float:
+    return sum(density * layer.numel for (layer, _), density in zip(layers, _densities(layers), strict=True))
