@@ -439,7 +439,7 @@ def test_hard_masks_cost_three_sparse_passes() -> None:
 @every
 def test_resume_is_exact(method: Method) -> None:
     data = batches(12)
-    model, sp, optimizer = attach(method, epochs=2)
+    model, sp, optimizer = attach(method)
     train(model, sp, optimizer, data[:6])
     saved = copy.deepcopy((model.state_dict(), sp.state_dict(), optimizer.state_dict()))
     train(model, sp, optimizer, data[6:])
