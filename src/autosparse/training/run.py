@@ -202,7 +202,7 @@ def dense_of(recipe: Recipe) -> Recipe:
 
 def show_data(session: Session) -> None:
     """Let the methods that choose their mask before training look at a few batches."""
-    if session.sp is None or session.method is None or type(session.method).score is Method.score:
+    if session.sp is None or session.method is None or not isinstance(session.method, LooksAtData):
         return
     count = min(session.recipe.train.score_batches, session.steps)
     batches = [batch for _, batch in zip(range(count), session.data.train.epoch(0), strict=False)]
