@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "supported.md"
 
 # Methods whose sharded runs that test covers (SHARDED in tests/robustness/distributed_worker.py); a new one must join them.
 SHARDED_HERE = ("autosparse", "str")
-# column: the test that stands behind a "yes"; [] at its end means that it has a case for every method that it covers
+# column: the test that proves a "yes"; [] at its end means that it has a case for every method that it covers
 TESTS = {
     "AMP": "tests/every_method/test_training.py::test_steps_in_bfloat16_autocast[]",
     "compile": "tests/every_method/test_compile.py::test_a_compiled_step_equals_the_eager_one[]",
@@ -26,29 +26,29 @@ TESTS = {
 }
 HEAD = """# Supported combinations
 
-Written by `docs/make_support_table.py` from the tests: a "yes" stands for a test that runs this method in this combination.
+Written by `docs/make_support_table.py` from the tests: a "yes" means that a test runs this method in this combination.
 All of them run on the CPU; nothing here was run on CUDA or another device.
 
 | method | AMP | compile | DDP | FSDP2 | accumulation | resume | kernels |
 |---|---|---|---|---|---|---|---|
 """
 TAIL = """
-What stands behind a "yes":
+What a "yes" means:
 
 | | the test asserts |
 |---|---|
 | AMP | steps under bfloat16 autocast, weights kept in float32; skipped steps of a GradScaler with AutoSparse and STR |
 | compile | one graph without breaks (`fullgraph=True`), a step equal to the eager one; a convolutional net and a Transformer |
-| DDP | two gloo processes, bit-identical weights, masks, thresholds and reports, though the ranks see other images |
+| DDP | two gloo processes, bit-identical weights, masks, thresholds and reports, although the ranks see different images |
 | FSDP2 | two gloo processes, equal to one process with the whole batch |
-| accumulation | two half batches a step equal the whole batch |
+| accumulation | two half batches per step equal the whole batch |
 | kernels | every gradient of a few steps on the sparse kernels equals dense torch's to rounding |
-| resume | a run that is cut and continued in a new process ends as the unbroken one does, bit by bit |
+| resume | a run that is stopped and resumed in a new process ends bit for bit like an uninterrupted one |
 
-What stands behind a "no":
+What a "no" means:
 
 - FSDP2: methods that rank, mask or score whole weights are refused at `bind`, since a rank holds only a part of each: use DDP.
-- SWAT keeps the largest activations of a batch, so half batches choose others than the whole batch: it trains, but not alike.
+- SWAT keeps the largest activations of a batch, so half batches choose differently from the whole batch: it trains, but with other results.
 - Kernels: `sp.compute` takes any method; only those marked were compared with dense torch by a test.
 
 The integrations refuse what they cannot do: FSDP and DeepSpeed in the Hugging Face Trainer and in Lightning
