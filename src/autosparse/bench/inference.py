@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from autosparse import models
 from autosparse.bench.conditions import conditions
 from autosparse.common.turns import clock_for, take_turns
+from autosparse.export.onnx import onnx_program
 from autosparse.kernels import library
 from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
@@ -49,16 +48,7 @@ def time_in_turn(calls: Mapping[str, Call], threads: int, rounds: int) -> dict[s
 def onnx_session(model: nn.Module, inputs: tuple[Tensor, ...], threads: int, dynamic: Any = None) -> Any:
     """A session on the model in ONNX, with full graph optimisation."""
     runtime = import_module("onnxruntime")
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(model, inputs, dynamo=True, external_data=False, verbose=False, dynamic_shapes=dynamic)
-    finally:
-        exporter.setLevel(level)
-    assert program is not None
+    program = onnx_program(model, inputs, dynamic_shapes=dynamic)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL

@@ -1,4 +1,4 @@
-"""The model card: a README.md whose head machines read, made from what a run wrote down."""
+"""The model card: a README.md whose head machines read, written from a run's own files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def model_card(facts: Facts, state: Mapping[str, Tensor], model: str, usage: str) -> str:
-    """The card of a model with these weights; figures that nobody measured are said to be so."""
+    """The card of a model with these weights; figures that were not measured say so."""
     result, run = facts.result, facts.run
     name = str(result.get("name") or model)
     method = str(result.get("method") or "not recorded")
@@ -77,12 +77,12 @@ def model_card(facts: Facts, state: Mapping[str, Tensor], model: str, usage: str
 
 def layers_of(state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """The weights (two sides or more) of a plain state_dict and their zeros."""
-    found = []
-    for name, value in state.items():
-        if value.ndim > 1 and value.is_floating_point():
-            zeros = value.numel() - int(torch.count_nonzero(value))
-            found.append({"name": name.removesuffix(".weight"), "weights": value.numel(), "zeros": zeros})
-    return found
+    weights = {name: value for name, value in state.items() if value.ndim > 1 and value.is_floating_point()}
+    zeros = {name: value.numel() - int(torch.count_nonzero(value)) for name, value in weights.items()}
+    return [
+        {"name": name.removesuffix(".weight"), "weights": value.numel(), "zeros": zeros[name]}
+        for name, value in weights.items()
+    ]
 
 
 def _head(facts: Facts, name: str, method: str) -> dict[str, Any]:

@@ -34,7 +34,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide: torch copies floats not always bit for bit
+# Integers of the same width: torch does not always copy floats bit for bit.
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = ("F64", "F32", "F16", "BF16")
 LARGEST = 2**48  # elements of a tensor, empty sides not counted: more than any memory holds
 SIDES = 32
@@ -70,7 +71,7 @@ class Layout:
 
 
 def mask_bytes(count: int) -> int:
-    """Bytes of a mask with one bit for each of `count` things."""
+    """Bytes of a mask of `count` bits."""
     return -(-count // 8)
 
 
@@ -120,12 +121,12 @@ def _entry(name: str, entry: Any) -> Entry:
     keys = set(Entry.__dataclass_fields__)
     _expect(isinstance(entry, dict) and entry.keys() == keys, f"the entry of {name} must have {', '.join(sorted(keys))}")
     shape, dtype, values = entry["shape"], entry["dtype"], entry["values"]
-    whole = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape) and len(shape) <= SIDES
-    _expect(whole, f"the shape of {name} must be up to {SIDES} whole numbers")
+    valid = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape) and len(shape) <= SIDES
+    _expect(valid, f"the shape of {name} must be up to {SIDES} whole numbers")
     _expect(math.prod(side for side in shape if side) <= LARGEST, f"the shape of {name} is impossibly large")
     _expect(entry["stored"] in ("sparse", "dense"), f"{name} is stored in an unknown way")
-    for each in (dtype, values):
-        _expect(isinstance(each, str) and each in DTYPES, f"{name} has an unknown dtype; known are {', '.join(DTYPES)}")
+    for word in (dtype, values):
+        _expect(isinstance(word, str) and word in DTYPES, f"{name} has an unknown dtype; known are {', '.join(DTYPES)}")
     same = dtype == values
     _expect(same or (dtype in FLOATS and values in FLOATS), f"{name}: numbers of {values} do not become {dtype}")
     _expect(entry["stored"] == "dense" or values in FLOATS, f"{name}: {values} is not stored sparse")

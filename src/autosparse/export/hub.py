@@ -33,7 +33,7 @@ SLACK = 10**6  # parameters that a model may make beyond those it keeps
 
 
 class SparseHubMixin(PyTorchModelHubMixin, library_name="autosparse", tags=list(TAGS)):
-    """Give it to your own class beside nn.Module: its weights are saved sparse, and nothing is unpickled when loading."""
+    """Add it to your own class beside nn.Module: its weights are saved sparse, and nothing is unpickled when loading."""
 
     facts: Facts = Facts()
     file_dtype: str | torch.dtype | None = None
@@ -140,10 +140,10 @@ class SparseModel(nn.Module, SparseHubMixin):
 
     @classmethod
     def of(cls, model: nn.Module, name: str, arguments: dict[str, Any]) -> Self:
-        """A model that is there already, with what config.json is to say of it."""
-        made = cls(model)
-        made._hub_mixin_config = {"model": name, "arguments": arguments}
-        return made
+        """An existing model, with the name and arguments that config.json will state."""
+        hub_model = cls(model)
+        hub_model._hub_mixin_config = {"model": name, "arguments": arguments}
+        return hub_model
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.model(*inputs)
@@ -172,12 +172,12 @@ class SparseModel(nn.Module, SparseHubMixin):
 @contextmanager
 def at_most(elements: int) -> Iterator[None]:
     """Stop building a model once its parameters exceed what a file can fill: a config may ask for a billion layers."""
-    made = 0
+    registered = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal made
-        made += 0 if parameter is None else parameter.numel()
-        if made > elements:
+        nonlocal registered
+        registered += 0 if parameter is None else parameter.numel()
+        if registered > elements:
             raise ValueError(f"{CONFIG} asks for a far larger model than {WEIGHTS} holds: they do not belong together")
 
     handle = register_module_parameter_registration_hook(count)

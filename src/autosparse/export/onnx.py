@@ -31,16 +31,16 @@ def save_onnx(
 ) -> float:
     """Write a dense ONNX model whose batch may have any size; returns the largest difference from torch, relative.
 
-    `inputs` are real ones, at least two a batch; `dynamic` names further sides that vary, input by input.
+    `inputs` are real ones, at least two per batch; `dynamic` names further sides that vary, input by input.
     """
     target = Path(path)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _need(package)
     refuse_existing(target, force)
     refuse_sparsified(model)
-    if any(len(each) < 2 for each in inputs) or len(names) != len(inputs):
+    if any(len(batch) < 2 for batch in inputs) or len(names) != len(inputs):
         raise ValueError(f"give a name and a batch of at least two samples for each of the {len(inputs)} inputs")
-    if sum(each.nbytes for each in model.state_dict().values()) > LARGEST:
+    if sum(tensor.nbytes for tensor in model.state_dict().values()) > LARGEST:
         raise ValueError("the model has more than 2 GB of weights, which one ONNX file cannot hold: use safetensors")
     sides = dynamic or [{0: "batch"}] * len(inputs)
     # other sizes than those that were traced: sides that look dynamic may have been fixed
@@ -50,7 +50,7 @@ def save_onnx(
     try:
         with whole_file(target, force) as unfinished:
             _export(model, unfinished, tuple(inputs), names, sides)
-            return max(_compare(model, unfinished, names, each) for each in (inputs, halves, ones))
+            return max(_compare(model, unfinished, names, batch) for batch in (inputs, halves, ones))
     finally:
         model.train(was_training)
 
@@ -58,37 +58,34 @@ def save_onnx(
 def _cut(inputs: Sequence[Tensor], sides: Sequence[Mapping[int, str]], parts: int) -> list[Tensor]:
     """The first part of every named side."""
     cut = list(inputs)
-    for number, each in enumerate(sides):
-        for place in each:
+    for number, named in enumerate(sides):
+        for place in named:
             cut[number] = cut[number].narrow(place, 0, max(1, cut[number].shape[place] // parts))
-    return [each.contiguous() for each in cut]
+    return [tensor.contiguous() for tensor in cut]
 
 
 def _export(
     model: nn.Module, path: Path, inputs: tuple[Tensor, ...], names: Sequence[str], dynamic: Sequence[Mapping[int, str]]
 ) -> None:
-    sides: dict[str, Any] = {}
-    shapes = tuple({place: sides.setdefault(side, torch.export.Dim(side)) for place, side in each.items()} for each in dynamic)
+    sides = {side: torch.export.Dim(side) for named in dynamic for side in named.values()}
+    shapes = tuple({place: sides[side] for place, side in named.items()} for named in dynamic)
+    program = onnx_program(model, inputs, dynamic_shapes=shapes, input_names=list(names), output_names=["output"])
+    program.save(path, external_data=False)
+
+
+def onnx_program(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> torch.onnx.ONNXProgram:
+    """The model in ONNX, without torch's remarks on its exporter and on packages that this model does not need."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it tells of its own internals, and of packages that this model does not need
+    exporter.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                model,
-                inputs,
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=list(names),
-                output_names=["output"],
-                external_data=False,
-                verbose=False,
-            )
+            program = torch.onnx.export(model, inputs, dynamo=True, external_data=False, verbose=False, **options)
     finally:
         exporter.setLevel(level)
     assert program is not None
-    program.save(path, external_data=False)
+    return program
 
 
 def _compare(model: nn.Module, path: Path, names: Sequence[str], inputs: Sequence[Tensor]) -> float:
@@ -97,10 +94,10 @@ def _compare(model: nn.Module, path: Path, names: Sequence[str], inputs: Sequenc
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
+    (result,) = session.run(None, {name: batch.numpy() for name, batch in zip(names, inputs, strict=True)})
     with torch.no_grad():
         expected = model(*inputs)
-    output = torch.from_numpy(found)
+    output = torch.from_numpy(result)
     if output.shape != expected.shape:
         raise RuntimeError(
             f"onnxruntime gives outputs of {tuple(output.shape)}, torch of {tuple(expected.shape)}: nothing was written"

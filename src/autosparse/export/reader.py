@@ -24,7 +24,7 @@ def load_sparse(path: str | os.PathLike[str], model: None = None) -> dict[str, T
 @overload
 def load_sparse(path: str | os.PathLike[str], model: Model) -> Model: ...
 def load_sparse(path: str | os.PathLike[str], model: Model | None = None) -> dict[str, Tensor] | Model:
-    """The plain state_dict of a file that `save_sparse` wrote, or the given model filled with it.
+    """The plain state_dict of a file that `save_sparse` wrote, or `model` filled with it.
 
     A file that is damaged, altered or made to do harm is refused with a ValueError before any memory is taken for it.
     """
@@ -80,15 +80,15 @@ class SparseFile:
 
     def _check_parts(self) -> None:
         """The parts that the table of contents implies, and no others, with their dtypes and sizes."""
-        wanted = [part for name, entry in self.layout.tensors.items() for part in entry.parts(name)]
-        if len(wanted) != len(set(wanted)) or set(wanted) != set(self._file.keys()):
+        expected = [part for name, entry in self.layout.tensors.items() for part in entry.parts(name)]
+        if len(expected) != len(set(expected)) or set(expected) != set(self._file.keys()):
             raise ValueError("its tensors are not those of its table of contents")
         for name, entry in self.layout.tensors.items():
-            found = [(part.get_dtype(), part.get_shape()) for part in map(self._file.get_slice, entry.parts(name))]
+            stored = [(part.get_dtype(), part.get_shape()) for part in map(self._file.get_slice, entry.parts(name))]
             if entry.stored == "dense":
-                fits = found == [(entry.values, list(entry.shape))]
+                fits = stored == [(entry.values, list(entry.shape))]
             else:
-                (blocks, mask, values), full = found, mask_bytes(entry.count)
+                (blocks, mask, values), full = stored, mask_bytes(entry.count)
                 fits = blocks == ("U8", [mask_bytes(full)]) and mask[0] == "U8" and values[0] == entry.values
                 fits = fits and len(mask[1]) == len(values[1]) == 1 and mask[1][0] <= full and values[1][0] <= entry.count
             if not fits:
@@ -152,5 +152,5 @@ def differences(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any])
         for name, value in state.items()
         if name in shapes and isinstance(value, Tensor) and tuple(value.shape) != shapes[name]
     ]
-    found = [f"the file lacks {', '.join(missing[:5])}"] * bool(missing)
-    return found + [f"the model has no {', '.join(extra[:5])}"] * bool(extra) + wrong
+    lacking = [f"the file lacks {', '.join(missing[:5])}"] * bool(missing)
+    return lacking + [f"the model has no {', '.join(extra[:5])}"] * bool(extra) + wrong

@@ -1,4 +1,4 @@
-"""What of a model goes into a file: its plain tensors, tied ones once, weights in half precision where that is wanted."""
+"""What of a model goes into a file: its plain tensors, tied ones once, weights in half precision if the user asks for it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,16 @@ def refuse_sparsified(model: nn.Module) -> None:
     """A model with thresholds or masks still on its weights is not what will be used."""
     for name, module in model.named_modules():
         for parametrization in getattr(module, "parametrizations", {}).values() if parametrize.is_parametrized(module) else ():
-            if any(isinstance(each, SparseParametrization) for each in parametrization):
+            if any(isinstance(part, SparseParametrization) for part in parametrization):
                 raise ValueError(
                     f"the model is still being trained sparsely ({name or 'the model itself'} has its threshold or mask on): "
                     "call sp.finalize() first, or save sp.dense_state_dict()"
                 )
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """The tensor without the rest of a larger storage that it is a view of, which a file would take along."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _check(name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autosparse.common.files import refuse_existing, whole_file
-from autosparse.export.states import narrow, plain_state, precision
+from autosparse.export.states import State, compact, narrow, plain_state, precision
 
 
 def save_torch(
@@ -25,8 +25,6 @@ def save_torch(
     target, widest = Path(path), precision(dtype)
     refuse_existing(target, force)
     state = plain_state(model)
-    narrowed = {name: narrow(name, tensor, widest) for name, tensor in state.tensors.items()}
-    # a view of a larger storage would take all of it along
-    own = {name: each if each.untyped_storage().nbytes() == each.nbytes else each.clone() for name, each in narrowed.items()}
+    tensors = {name: compact(narrow(name, tensor, widest)) for name, tensor in state.tensors.items()}
     with whole_file(target, force) as unfinished:
-        torch.save({**own, **{name: own[tied] for name, tied in state.tied.items()}}, unfinished)
+        torch.save(State(tensors, state.tied).all(), unfinished)

@@ -28,7 +28,7 @@ from autosparse.export.format import (
     digest,
     write_layout,
 )
-from autosparse.export.states import narrow, plain_state, precision
+from autosparse.export.states import compact, narrow, plain_state, precision
 
 HEADER = 150  # bytes of safetensors' header that the two further parts of a sparse tensor take, beside their names
 
@@ -66,7 +66,7 @@ def save_sparse(
 def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Blocks, mask and values, or the tensor itself where that takes less room."""
     if NAMES[tensor.dtype] not in FLOATS or not tensor.ndim:
-        return {name: _own(tensor)}
+        return {name: compact(tensor)}
     flat = tensor.flatten()
     # by their bits: -0.0 and every kind of NaN are kept as they are
     bits = flat.view(BITS[tensor.itemsize])
@@ -74,17 +74,12 @@ def _pieces(name: str, tensor: Tensor) -> dict[str, Tensor]:
     mask = np.packbits(active, bitorder="little")
     blocks = np.packbits(mask != 0, bitorder="little")
     mask = mask[mask != 0]
-    kept = int(np.count_nonzero(active))
-    size = blocks.nbytes + mask.nbytes + kept * tensor.itemsize + HEADER + 2 * len(name)
+    count = int(np.count_nonzero(active))
+    size = blocks.nbytes + mask.nbytes + count * tensor.itemsize + HEADER + 2 * len(name)
     if size >= tensor.nbytes:
-        return {name: _own(tensor)}
-    negative = kept - int(torch.count_nonzero(flat))
+        return {name: compact(tensor)}
+    negative = count - int(torch.count_nonzero(flat))
     if negative > 0.01 * tensor.numel():
         warn(f"{name} has {negative} weights of -0.0, which are stored to stay exact: add 0.0 to it, and they cost nothing")
     values = bits[torch.from_numpy(active)].view(tensor.dtype)
     return {name + BLOCKS: torch.from_numpy(blocks), name + MASK: torch.from_numpy(mask), name + VALUES: values}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A tensor that shares no memory with others, as safetensors wants them."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

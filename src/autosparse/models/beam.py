@@ -1,4 +1,4 @@
-"""Beam search: the likeliest translations of a batch, with keys and values of earlier tokens kept."""
+"""Beam search: the likeliest translations of a batch, with the keys and values of earlier tokens cached."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _reachable(scores: Tensor, max_length: int, length_penalty: float) -> Tensor
 
 
 class _Whole:
-    """Any model(source, target): the whole target is computed anew for every token."""
+    """Any model(source, target): the whole target is computed again for every token."""
 
     def __init__(self, model: nn.Module, source: Tensor, beam: int) -> None:
         self.model = model

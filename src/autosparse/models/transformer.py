@@ -210,8 +210,8 @@ class Transformer(nn.Module):
         embedded = self.embedding(token) * math.sqrt(self.size)
         states = embedded + position.to(embedded.dtype)
         present = []
-        for layer, earlier, seen in zip(self.decoder_layers(), past, memory, strict=True):
-            states, keys_and_values = layer.step(states, earlier, mask, seen, memory_mask)
+        for layer, earlier, sentence in zip(self.decoder_layers(), past, memory, strict=True):
+            states, keys_and_values = layer.step(states, earlier, mask, sentence, memory_mask)
             present.append(keys_and_values)
         logits: Tensor = self.output(self.decoder_norm(states[:, -1]))
         return logits, present

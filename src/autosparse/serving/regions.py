@@ -145,7 +145,7 @@ def find_regions(graph: fx.GraphModule) -> list[GraphRegion]:
                 continue
         runs[-1].append((node, step))
     regions = [_region(run, number) for run in runs]
-    return [found for found in regions if found.region.products()]
+    return [region for region in regions if region.region.products()]
 
 
 def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent]) -> bool:
