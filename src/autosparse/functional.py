@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels import threshold as native
-from autosparse.kernels.memory import within_reach
+from autosparse.kernels.memory import is_eager_memory
 
 THRESHOLD_FUNCTIONS = ("sigmoid", "exp", "identity")
 
@@ -130,7 +130,7 @@ class _NativeSoftThreshold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor | None, None, None]:
-        if torch.is_grad_enabled() or not within_reach(grad):  # gradients of gradients, and traces, need torch's operations
+        if torch.is_grad_enabled() or not is_eager_memory(grad):  # gradients of gradients, and traces, need torch's operations
             return _SoftThreshold.backward(ctx, grad)
         weight, threshold, gate, reach = ctx.saved_tensors
         bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosparse.kernels import compressed, library, pages, scratch
+from autosparse.kernels import compressed, library, memory
 
 _last: dict[str, object] = {}
 
@@ -37,8 +37,8 @@ def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads, kernels and compressed weights are global: leave them as they were."""
     threads = torch.get_num_threads()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
-        monkeypatch.setattr(scratch, "_local", Forgetful())
-        monkeypatch.setattr(pages, "_new_pages", memory_of_exact_size)
+        monkeypatch.setattr(memory, "_local", Forgetful())
+        monkeypatch.setattr(memory, "_new_pages", memory_of_exact_size)
     yield
     torch.set_num_threads(threads)
     library.load.cache_clear()

@@ -39,7 +39,7 @@ class Case:
     def sparse(self, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str | Tensor, passes: tuple[bool, ...]) -> Tensor:
         if self.conv is None:
             return kernels.sparse_linear(x, weight, bias, wanted, passes)
-        return kernels.sparse_conv2d(x, weight, bias, wanted=wanted, sparse=passes, **self.conv)  # type: ignore[arg-type]
+        return kernels.sparse_conv2d(x, weight, bias, gradient_entries=wanted, sparse=passes, **self.conv)  # type: ignore[arg-type]
 
     @property
     def crashes_torch(self) -> bool:

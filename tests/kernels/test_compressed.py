@@ -12,16 +12,16 @@ from autosparse import kernels
 from autosparse.kernels import compressed
 from autosparse.kernels.compressed import Compressed, CompressedWeights
 from autosparse.kernels.geometry import Convolution
-from autosparse.kernels.pages import Words
-from autosparse.kernels.plans import Plan, plan_for
+from autosparse.kernels.layout import Layout, layout_for
+from autosparse.kernels.memory import Words
 
 from .reference import sparse_weight
 
 pytestmark = pytest.mark.usefixtures("native")
 
 
-def plan() -> Plan:
-    return plan_for(Convolution(1, 40, (1, 30), 20), channels_last=False)
+def layout() -> Layout:
+    return layout_for(Convolution(1, 40, (1, 30), 20), channels_last=False)
 
 
 def weight(seed: int = 0) -> Tensor:
@@ -47,7 +47,7 @@ def transposed(held: Compressed, threads: int) -> tuple[Tensor, Tensor, Tensor]:
 def rebuilt(held: Compressed, shape: tuple[int, int]) -> Tensor:
     """The dense weight again, from rows, offsets and values; for a plan of one block."""
     dense, offsets = torch.zeros(shape), held.entries.part(0, 2 * held.nonzeros).tensor()[::2].long()
-    columns = held.plan.slots[offsets // held.plan.forward_group.window.lanes, 0].long()
+    columns = held.layout.slots[offsets // held.layout.forward_group.window.lanes, 0].long()
     for row in range(shape[0]):
         begin, end = held.row_start.tensor()[row : row + 2].tolist()
         dense[row, columns[begin:end]] = values(held)[begin:end]
@@ -56,13 +56,13 @@ def rebuilt(held: Compressed, shape: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_holds_the_nonzeros(threads: int) -> None:
-    held = Compressed(plan(), weight(), threads)
+    held = Compressed(layout(), weight(), threads)
     assert held.nonzeros == int((weight() != 0).sum())
     assert torch.equal(rebuilt(held, (20, 40)), weight())
 
 
 def test_the_transposed_form_holds_the_same_values() -> None:
-    one, many = Compressed(plan(), weight(), 1), Compressed(plan(), weight(), 4)
+    one, many = Compressed(layout(), weight(), 1), Compressed(layout(), weight(), 4)
     start, _, found = transposed(one, 1)
     assert torch.equal(start.diff(), (weight() != 0).sum(0))
     assert torch.equal(found, weight().t()[weight().t() != 0])
@@ -71,12 +71,12 @@ def test_the_transposed_form_holds_the_same_values() -> None:
 
 
 def test_refresh_takes_new_values_and_notices_a_new_pattern() -> None:
-    held = Compressed(plan(), weight(), 1)
+    held = Compressed(layout(), weight(), 1)
     held.transposed(1)
     for factor in (3, 4, 5):  # made in scratch memory, then kept, then refreshed
         assert held.refresh(factor * weight(), 2)
         assert torch.equal(rebuilt(held, (20, 40)), factor * weight())
-        for ours, theirs in zip(transposed(held, 1), transposed(Compressed(plan(), factor * weight(), 1), 1), strict=True):
+        for ours, theirs in zip(transposed(held, 1), transposed(Compressed(layout(), factor * weight(), 1), 1), strict=True):
             assert torch.equal(ours, theirs)
     moved = weight()
     place = tuple((moved != 0).nonzero()[0])
@@ -84,36 +84,36 @@ def test_refresh_takes_new_values_and_notices_a_new_pattern() -> None:
     assert not held.refresh(moved, 1)
     gained = weight()
     gained[tuple((gained == 0).nonzero()[0])] = 1.0
-    assert not Compressed(plan(), weight(), 1).refresh(gained, 1)
+    assert not Compressed(layout(), weight(), 1).refresh(gained, 1)
     swapped = moved.clone()
     swapped[tuple((weight() == 0).nonzero()[-1])] = 1.0
-    assert not Compressed(plan(), weight(), 1).refresh(swapped, 1)
+    assert not Compressed(layout(), weight(), 1).refresh(swapped, 1)
 
 
 def test_one_weight_is_compressed_once() -> None:
     kept, dense = CompressedWeights(), weight()
-    first = kept.find(plan(), dense)
-    assert kept.find(plan(), dense) is first
-    assert kept.find(plan(), dense.detach()) is first
+    first = kept.find(layout(), dense)
+    assert kept.find(layout(), dense) is first
+    assert kept.find(layout(), dense.detach()) is first
     assert len(kept) == 1
 
 
 def test_a_change_in_place_is_seen() -> None:
     kept, dense = CompressedWeights(), weight()
-    first = kept.find(plan(), dense)
+    first = kept.find(layout(), dense)
     dense.mul_(2)
-    second = kept.find(plan(), dense)
+    second = kept.find(layout(), dense)
     assert second is first, "the pattern is the same"
     assert torch.equal(rebuilt(second, (20, 40)), 2 * weight())
     dense[0] = 0
-    assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+    assert torch.equal(rebuilt(kept.find(layout(), dense), (20, 40)), dense)
 
 
 def test_a_new_weight_in_old_memory_is_a_new_weight() -> None:
     kept = CompressedWeights()
     for seed in range(20):
         dense = weight(seed)
-        assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+        assert torch.equal(rebuilt(kept.find(layout(), dense), (20, 40)), dense)
         del dense
     gc.collect()
     assert len(kept) <= 4, "forms of weights that are gone are dropped"
@@ -122,14 +122,14 @@ def test_a_new_weight_in_old_memory_is_a_new_weight() -> None:
 def test_layers_of_one_shape_find_their_own_patterns_again() -> None:
     kept = CompressedWeights()
     first = [weight(seed) for seed in range(3)]
-    patterns = [kept.find(plan(), each).entries.data_ptr() for each in first]
+    patterns = [kept.find(layout(), each).entries.data_ptr() for each in first]
     second = [2 * each for each in first]
     del first
-    assert [kept.find(plan(), each).entries.data_ptr() for each in second] == patterns
+    assert [kept.find(layout(), each).entries.data_ptr() for each in second] == patterns
 
 
 def test_another_pattern_goes_into_the_same_memory_if_it_fits() -> None:
-    held = Compressed(plan(), weight(), 1)
+    held = Compressed(layout(), weight(), 1)
     held.transposed(1)
     memory = held.entries.data_ptr()
     fewer = weight()
@@ -148,26 +148,26 @@ def test_a_form_in_use_is_not_lent_although_its_weight_is_gone() -> None:
         pass
 
     kept, user = CompressedWeights(), User()
-    first = kept.find(plan(), dense := weight())
+    first = kept.find(layout(), dense := weight())
     first.users.add(user)
-    kept.let_go(first)
+    kept.drop_dense_weight(first)
     del dense
     for seed in range(5):  # which may well lie where the first weight lay
-        other = kept.find(plan(), weight(seed))
+        other = kept.find(layout(), weight(seed))
         assert other is not first
     assert torch.equal(rebuilt(first, (20, 40)), weight())
     del user
-    assert kept.find(plan(), weight(9)) is first, "the oldest that nobody uses"
+    assert kept.find(layout(), weight(9)) is first, "the oldest that nobody uses"
 
 
 def test_weights_that_were_let_go_find_their_forms_again() -> None:
     """As a vocabulary layer does for every chunk of tokens, and a layer whose weight nobody makes anew."""
     kept, weights = CompressedWeights(), [weight(seed) for seed in range(3)]
-    forms = [kept.find(plan(), each) for each in weights]
+    forms = [kept.find(layout(), each) for each in weights]
     for _ in range(3):
         for dense, form in zip(weights, forms, strict=True):
-            kept.let_go(form)
-            assert kept.find(plan(), dense) is form
+            kept.drop_dense_weight(form)
+            assert kept.find(layout(), dense) is form
             assert torch.equal(rebuilt(form, (20, 40)), dense)
     assert len(kept) == 3
 
@@ -176,7 +176,7 @@ def test_tensors_without_a_version_are_not_kept() -> None:
     kept = CompressedWeights()
     with torch.inference_mode():
         dense = weight()
-        assert torch.equal(rebuilt(kept.find(plan(), dense), (20, 40)), dense)
+        assert torch.equal(rebuilt(kept.find(layout(), dense), (20, 40)), dense)
     assert len(kept) == 0
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autosparse.kernels import normalise, pixels
-from autosparse.kernels.dense import Geometry
-from autosparse.kernels.fused_functions import conv_norm, join, join_conv_norm
+from autosparse.kernels.autograd import conv_norm, join, join_conv_norm
 from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
 
 RELAXED = settings(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autosparse import kernels
-from autosparse.kernels.operators import sparse_conv2d_op, sparse_linear_op
+from autosparse.kernels.autograd import sparse_layer
 
 from .reference import Case, check, run_sparse, sparse_weight
 
@@ -35,8 +35,8 @@ def test_linear_passes_opcheck(native: None, wanted: str) -> None:
     case = linear_case()
     mask = torch.rand(case.weight.shape) < 0.3 if wanted == "mask" else None
     x, weight, bias = (each.clone().requires_grad_() for each in (case.x, case.weight, case.bias))  # type: ignore[union-attr]
-    torch.library.opcheck(sparse_linear_op, (x, weight, bias, wanted, mask, SPARSE))
-    torch.library.opcheck(sparse_linear_op, (x, weight, None, wanted, mask, [False, True, False]))
+    torch.library.opcheck(sparse_layer, (x, weight, bias, [], wanted, mask, SPARSE))
+    torch.library.opcheck(sparse_layer, (x, weight, None, [], wanted, mask, [False, True, False]))
 
 
 @pytest.mark.parametrize("wanted", ["all", "active", "mask"])
@@ -46,16 +46,16 @@ def test_conv2d_passes_opcheck(native: None, wanted: str, memory_format: torch.m
     mask = torch.rand(case.weight.shape) < 0.3 if wanted == "mask" else None
     x, weight = (each.clone(memory_format=memory_format).requires_grad_() for each in (case.x, case.weight))
     bias = case.bias.clone().requires_grad_()  # type: ignore[union-attr]
-    torch.library.opcheck(sparse_conv2d_op, (x, weight, bias, [2, 1], [1, 1], [1, 1], 1, wanted, mask, SPARSE))
+    torch.library.opcheck(sparse_layer, (x, weight, bias, [2, 1, 1, 1, 1, 1, 1], wanted, mask, SPARSE))
 
 
 def test_opcheck_without_kernels(without_kernels: None) -> None:
     case = conv_case()
     x, weight = (each.clone().requires_grad_() for each in (case.x, case.weight))
-    torch.library.opcheck(sparse_conv2d_op, (x, weight, None, [1, 1], [1, 1], [1, 1], 1, "active", None, SPARSE))
+    torch.library.opcheck(sparse_layer, (x, weight, None, [1, 1, 1, 1, 1, 1, 1], "active", None, SPARSE))
     case = linear_case()
     x, weight = (each.clone().requires_grad_() for each in (case.x, case.weight))
-    torch.library.opcheck(sparse_linear_op, (x, weight, None, "active", None, SPARSE))
+    torch.library.opcheck(sparse_layer, (x, weight, None, [], "active", None, SPARSE))
 
 
 @pytest.mark.parametrize("passes", [(f, i, w) for f in (False, True) for i in (False, True) for w in (False, True)])
@@ -76,7 +76,7 @@ class SparseNet(nn.Module):
         self.bias = nn.Parameter(torch.randn(5, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(kernels.sparse_conv2d(x, self.conv, None, 2, 1, wanted="active"))
+        x = torch.relu(kernels.sparse_conv2d(x, self.conv, None, 2, 1, gradient_entries="active"))
         return kernels.sparse_linear(x.flatten(1), self.linear, self.bias, "active")
 
     def gradients(self, x: Tensor, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -169,12 +169,12 @@ def test_what_does_not_fit_is_refused(kernels_there: bool, request: pytest.Fixtu
         kernels.sparse_linear(x.double(), weight)
     with pytest.raises(TypeError, match=r"weight is torch.bfloat16"):
         kernels.sparse_linear(x, weight.bfloat16())
-    with pytest.raises(ValueError, match="wanted='most'; allowed: all, active, mask"):
-        kernels.sparse_linear(x, weight, wanted="most")
+    with pytest.raises(ValueError, match="gradient_entries='most'; allowed: all, active, mask"):
+        kernels.sparse_linear(x, weight, gradient_entries="most")
     with pytest.raises(ValueError, match=r"must be torch.bool"):
-        kernels.sparse_linear(x, weight, wanted=torch.ones(5, 8))
+        kernels.sparse_linear(x, weight, gradient_entries=torch.ones(5, 8))
     with pytest.raises(ValueError, match=r"must be torch.bool, shape"):
-        kernels.sparse_linear(x, weight, wanted=torch.ones(8, 5, dtype=torch.bool))
+        kernels.sparse_linear(x, weight, gradient_entries=torch.ones(8, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="it needs three"):
         kernels.sparse_linear(x, weight, sparse=(True,))
     with pytest.raises(ValueError, match="does not fit a weight"):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from autosparse.compute.overrides import SPARSE, override_of
 from autosparse.compute.planner import DENSE
 from autosparse.compute.routing import gradient_entries, pair
-from autosparse.kernels import fused_functions, normalise
-from autosparse.kernels.dense import Geometry
+from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
 
 
@@ -27,7 +27,7 @@ class Normalised(NamedTuple):
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
     """norm(conv(x)) in training, running statistics included."""
     raw, folded, relu = x if isinstance(x, Normalised) else (x, None, False)
-    raw, folded, statistics = fused_functions.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
+    raw, folded, statistics = autograd.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
     track(norm, statistics, raw)
     return Normalised(raw, folded)
 
@@ -38,7 +38,7 @@ def activated(value: Normalised) -> Normalised:
 
 def plain(value: Normalised) -> Tensor:
     """The value as a tensor, for whoever else uses it."""
-    return fused_functions.join(value.raw, value.folded, None, None, value.relu)
+    return autograd.join(value.raw, value.folded, None, None, value.relu)
 
 
 def joined(first: Normalised, second: Tensor | Normalised | float, in_place: bool, relu: bool) -> Tensor:
@@ -48,7 +48,7 @@ def joined(first: Normalised, second: Tensor | Normalised | float, in_place: boo
         total = total.add_(other) if in_place else total + other
         return total.relu() if relu else total
     other, folded = second[:2] if isinstance(second, Normalised) else (second, None)
-    return fused_functions.join(first.raw, first.folded, other, folded, relu)
+    return autograd.join(first.raw, first.folded, other, folded, relu)
 
 
 def _broadcasts(first: Normalised, second: Tensor | Normalised) -> bool:
@@ -65,7 +65,7 @@ def joined_conv_norm(
         return total, conv_norm(conv, norm, total)
     other, other_folded = second[:2] if isinstance(second, Normalised) else (second, None)
     branches = first.raw, first.folded, other, other_folded
-    result, raw, folded, statistics = fused_functions.join_conv_norm(*branches, relu, *_call(conv, norm, first.raw.shape))
+    result, raw, folded, statistics = autograd.join_conv_norm(*branches, relu, *_call(conv, norm, first.raw.shape))
     track(norm, statistics, raw)
     return result, Normalised(raw, folded)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from autosparse.compute.planner import Workload
 from autosparse.kernels import dense, normalise, passes
 from autosparse.kernels.compressed import Compressed
+from autosparse.kernels.geometry import Geometry
+from autosparse.kernels.layout import Layout
 from autosparse.kernels.pixels import PLAIN_STORE, STATISTICS, GradientSource, Sink, Source
-from autosparse.kernels.plans import Plan
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -30,7 +31,7 @@ class LayerCalls:
         self.shape = (*self.shape, *conv.kernel)
         shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
         self.x, self.grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
-        self.geometry = dense.Geometry(conv.stride, conv.padding, conv.dilation)
+        self.geometry = Geometry(conv.stride, conv.padding, conv.dilation)
         if workload.fused:  # what the input is made of, and what the output's gradient is
             self.source = Source(self.x, torch.ones(3, conv.in_channels), relu=True)
             self.of_raw = GradientSource(self.grad, self.grad, torch.ones(3, conv.out_channels))
@@ -72,12 +73,12 @@ class LayerCalls:
 
         return {"forward": forward, "input": of_input, "weight": of_weight}
 
-    def sparse(self, plan: Plan, weight: Tensor) -> tuple[int, Calls]:
+    def sparse(self, layout: Layout, weight: Tensor) -> tuple[int, Calls]:
         """The non-zeros of a weight, and our passes with it: those of torch, "compress" and perhaps "both".
 
         The transposed weight is made in the passes that need it."""
         threads = torch.get_num_threads()
-        compressed = Compressed(plan, weight, threads)
+        compressed = Compressed(layout, weight, threads)
 
         calls = self._fused(compressed, weight) if self.workload.fused else self._plain(compressed, weight)
         return compressed.nonzeros, {

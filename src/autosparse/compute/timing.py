@@ -13,13 +13,13 @@ from torch import Tensor
 
 from autosparse.compute.planner import Sample, Times, Workload
 from autosparse.compute.timed_calls import Calls, LayerCalls
-from autosparse.kernels import fused_functions
-from autosparse.kernels.dense import Geometry
+from autosparse.kernels import autograd
 from autosparse.kernels.functional import sparse_linear
 from autosparse.kernels.fused_layer import Norm
+from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
-from autosparse.kernels.plans import plan_for
-from autosparse.kernels.scratch import release
+from autosparse.kernels.layout import layout_for
+from autosparse.kernels.memory import release
 
 CLOCK = time.perf_counter
 LEAST_CALLS, MOST_CALLS = 2, 4  # the fastest counts
@@ -34,12 +34,12 @@ def measure(workload: Workload, densities: Sequence[float]) -> Times:
     if torch.get_num_threads() != workload.threads:
         raise ValueError(f"a workload of {workload.threads} threads, but torch uses {torch.get_num_threads()}")
     timed = _shortened(workload)
-    plan = plan_for(timed.conv.simplified(), channels_last=False)
+    layout = layout_for(timed.conv.simplified(), channels_last=False)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         layer = LayerCalls(timed)
         weights = [_pattern(layer.shape, density, generator) for density in densities]
-        sparse = [layer.sparse(plan, weight) for weight in weights]
+        sparse = [layer.sparse(layout, weight) for weight in weights]
         dense, *found = _in_turn([layer.dense(weights[0]), *(calls for _, calls in sparse)])
     release()  # training will have fewer non-zeros
     whole = workload.work // timed.work  # times are in proportion
@@ -106,5 +106,5 @@ def _conv_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def _fused_conv_norm(x: Tensor, weight: Tensor) -> Tensor:
     call = LayerCall(weight, None, Geometry((1, 1), (0, 0), (1, 1)), "active", None, (True, True, True))
-    raw, folded, _ = fused_functions.conv_norm(x, None, False, call, Norm(None, None, torch.zeros(1), 1e-5))
-    return fused_functions.join(raw, folded, None, None, relu=True)
+    raw, folded, _ = autograd.conv_norm(x, None, False, call, Norm(None, None, torch.zeros(1), 1e-5))
+    return autograd.join(raw, folded, None, None, relu=True)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autosparse.kernels.dense import Geometry
+from autosparse.kernels.geometry import Geometry
 
-WANTED = ("all", "active", "mask")
+GRADIENT_ENTRIES = ("all", "active", "mask")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]) -> None:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, entries: str, mask: Tensor | None, sparse: Sequence[bool]) -> None:
     if weight.dim() != 2:
         raise ValueError(f"sparse_linear: a weight of shape {tuple(weight.shape)}; it must be (out_features, in_features)")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Te
             f"sparse_linear: an input of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
             f"its last dimension must be {weight.shape[1]}"
         )
-    common("sparse_linear", x, weight, bias, wanted, mask, sparse)
+    common("sparse_linear", x, weight, bias, entries, mask, sparse)
 
 
 def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) -> tuple[int, int, int, int]:
@@ -55,7 +55,7 @@ def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) ->
 
 
 def common(
-    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: str, mask: Tensor | None, sparse: Sequence[bool]
+    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, entries: str, mask: Tensor | None, sparse: Sequence[bool]
 ) -> None:
     for label, tensor in (("input", x), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype is not torch.float32:
@@ -65,10 +65,12 @@ def common(
             raise ValueError(f"{name}: the input is on {x.device}, the {label} on {tensor.device}; both must be on the CPU")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{name}: a bias of shape {tuple(bias.shape)}; it must be ({weight.shape[0]},)")
-    if wanted not in WANTED:
-        raise ValueError(f"{name}: wanted={wanted!r}; allowed: {', '.join(WANTED)}")
-    if (mask is not None) != (wanted == "mask"):
-        raise ValueError(f"{name}: wanted={wanted!r} with {'a' if mask is not None else 'no'} mask; a mask goes with 'mask'")
+    if entries not in GRADIENT_ENTRIES:
+        raise ValueError(f"{name}: gradient_entries={entries!r}; allowed: {', '.join(GRADIENT_ENTRIES)}")
+    if (mask is not None) != (entries == "mask"):
+        raise ValueError(
+            f"{name}: gradient_entries={entries!r} with {'a' if mask is not None else 'no'} mask; only 'mask' has one"
+        )
     if mask is not None and (mask.dtype is not torch.bool or mask.shape != weight.shape):
         raise ValueError(
             f"{name}: a mask of {mask.dtype} and shape {tuple(mask.shape)}; it must be torch.bool, shape {tuple(weight.shape)}"

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a convolution's call says besides its tensors."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int = 1
+from autosparse.kernels.geometry import Geometry
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -33,20 +23,20 @@ def linear_weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    found = F.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
-    return found.contiguous(memory_format=torch.channels_last)
+    output = F.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+    return output.contiguous(memory_format=torch.channels_last)
 
 
 def conv2d_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    found = conv2d_gradients(grad, x, weight, geometry, True, False)[0]
-    assert found is not None
-    return found
+    gradient = conv2d_gradients(grad, x, weight, geometry, True, False)[0]
+    assert gradient is not None
+    return gradient
 
 
 def conv2d_weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    found = conv2d_gradients(grad, x, weight, geometry, False, True)[1]
-    assert found is not None
-    return found
+    gradient = conv2d_gradients(grad, x, weight, geometry, False, True)[1]
+    assert gradient is not None
+    return gradient
 
 
 def conv2d_gradients(
@@ -55,11 +45,11 @@ def conv2d_gradients(
     """Those of input and weight that are asked for."""
     if of_weight and weight.shape[2:] == (1, 1) and geometry.stride != (1, 1) and geometry.padding == (0, 0):
         return _strided_pointwise_gradients(grad, x, weight, geometry, of_x)
-    found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
+    gradients: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
         grad, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups,
         [of_x, of_weight, False],
     )  # fmt: skip
-    return found[0], found[1]
+    return gradients[0], gradients[1]
 
 
 def _strided_pointwise_gradients(

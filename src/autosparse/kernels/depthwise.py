@@ -7,10 +7,10 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from autosparse.kernels.dense import Geometry
+from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.library import kernels
+from autosparse.kernels.memory import DOUBLE_WORDS, TILES, WEIGHT_SUMS, scratch
 from autosparse.kernels.pixels import GradientSource, Sink, Source, slices_for
-from autosparse.kernels.scratch import DOUBLE_WORDS, TILES, WEIGHT_SUMS, scratch
 from autosparse.kernels.training_table import Depthwise
 
 TAPS = 9

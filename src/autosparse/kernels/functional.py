@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autosparse.kernels import eager
-from autosparse.kernels.layer_call import LayerCall
-from autosparse.kernels.memory import within_reach
-from autosparse.kernels.operators import make_geometry, sparse_conv2d_op, sparse_linear_op
+from autosparse.kernels import autograd
+from autosparse.kernels.geometry import Geometry, Pair
 
 ALL_PASSES = (True, True, True)
 
@@ -20,16 +18,13 @@ def sparse_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    wanted: str | Tensor = "all",
+    gradient_entries: str | Tensor = "all",
     sparse: Sequence[bool] = ALL_PASSES,
 ) -> Tensor:
-    """x @ weight.T + bias. The weight's gradient is made where `wanted`: "all", "active" (weight != 0) or a bool mask."""
-    kind, mask = _split(wanted)
+    """x @ weight.T + bias. The weight gets a gradient at `gradient_entries`: "all", "active" (weight != 0) or a bool mask."""
+    entries, mask = _split(gradient_entries)
     x, weight, bias, result_type = _float32(x, weight, bias)
-    if within_reach(x, weight, bias, mask):
-        result = eager.run(x, LayerCall(weight, bias, None, kind, mask, sparse))
-    else:
-        result = sparse_linear_op(x, weight, bias, kind, mask, list(sparse))
+    result = autograd.layer(x, weight, bias, None, entries, mask, sparse)
     return result if result_type is None else result.to(result_type)
 
 
@@ -40,28 +35,25 @@ def sparse_conv2d(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
-    wanted: str | Tensor = "all",
+    gradient_entries: str | Tensor = "all",
     sparse: Sequence[bool] = ALL_PASSES,
     groups: int = 1,
 ) -> Tensor:
-    """A 2d convolution with a channels_last result; `wanted` as in sparse_linear. Groups are computed densely."""
-    kind, mask = _split(wanted)
+    """A 2d convolution with a channels_last result; `gradient_entries` as in sparse_linear. Groups are computed densely."""
+    entries, mask = _split(gradient_entries)
     batched = x.dim() != 3
     if not batched:
         x = x.unsqueeze(0)
     steps, spread = _pair(stride, "stride"), _pair(dilation, "dilation")
     x, around = _resolve_padding(x, weight, padding, steps, spread)
     x, weight, bias, result_type = _float32(x, weight, bias)
-    if within_reach(x, weight, bias, mask):
-        result = eager.run(x, LayerCall(weight, bias, make_geometry(steps, around, spread, groups), kind, mask, sparse))
-    else:
-        result = sparse_conv2d_op(x, weight, bias, steps, around, spread, groups, kind, mask, list(sparse))
+    result = autograd.layer(x, weight, bias, Geometry(steps, around, spread, groups), entries, mask, sparse)
     result = result if result_type is None else result.to(result_type)
     return result if batched else result.squeeze(0)
 
 
-def _split(wanted: str | Tensor) -> tuple[str, Tensor | None]:
-    return ("mask", wanted) if isinstance(wanted, Tensor) else (wanted, None)
+def _split(gradient_entries: str | Tensor) -> tuple[str, Tensor | None]:
+    return ("mask", gradient_entries) if isinstance(gradient_entries, Tensor) else (gradient_entries, None)
 
 
 def _float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
@@ -71,26 +63,26 @@ def _float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Te
     return x.float(), weight.float(), None if bias is None else bias.float(), torch.get_autocast_dtype("cpu")
 
 
-def _pair(value: int | Sequence[int], name: str) -> list[int]:
-    pair = [value, value] if isinstance(value, int) else list(value)
+def _pair(value: int | Sequence[int], name: str) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2:
         raise ValueError(f"sparse_conv2d: {name}={value!r}; it must be one number or two")
     return pair
 
 
 def _resolve_padding(
-    x: Tensor, weight: Tensor, padding: int | Sequence[int] | str, stride: list[int], dilation: list[int]
-) -> tuple[Tensor, list[int]]:
+    x: Tensor, weight: Tensor, padding: int | Sequence[int] | str, stride: Pair, dilation: Pair
+) -> tuple[Tensor, Pair]:
     """Padding in numbers; what "same" adds at one side only is put around the input here."""
     if not isinstance(padding, str):
         return x, _pair(padding, "padding")
     if padding == "valid":
-        return x, [0, 0]
-    if padding != "same" or stride != [1, 1]:
+        return x, (0, 0)
+    if padding != "same" or stride != (1, 1):
         raise ValueError(
             f"sparse_conv2d: padding={padding!r} with stride {stride}; allowed: numbers, 'valid', 'same' with stride 1"
         )
-    total = [spread * (size - 1) for spread, size in zip(dilation, weight.shape[2:], strict=True)]
-    if any(each % 2 for each in total):
-        x = F.pad(x, (0, total[1] % 2, 0, total[0] % 2))
-    return x, [each // 2 for each in total]
+    down, across = (spread * (size - 1) for spread, size in zip(dilation, weight.shape[2:], strict=True))
+    if down % 2 or across % 2:
+        x = F.pad(x, (0, across % 2, 0, down % 2))
+    return x, (down // 2, across // 2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels import checks, dense, depthwise, normalise, passes
-from autosparse.kernels.dense import Geometry
+from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall, out_shape_of
 from autosparse.kernels.memory import empty_pixels
 from autosparse.kernels.pixels import STATISTICS, STORE, GradientSource, Sink, Source
@@ -29,8 +29,8 @@ class Norm:
 
 def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """The raw result, the folded batch norm and its statistics."""
-    weight, geometry = call.own_weight, _geometry(call)
-    checks.common("sparse_conv2d", source.raw, weight, call.bias, call.wanted, call.mask, call.sparse)
+    weight, geometry = call.dense_weight, _geometry(call)
+    checks.common("sparse_conv2d", source.raw, weight, call.bias, call.gradient_entries, call.mask, call.sparse)
     raw = empty_pixels(source.raw, out_shape_of(source.raw.shape, call.shape, geometry))
     sink = Sink(STATISTICS, shift=norm.shift)
     if depthwise.fits(call.shape, call.bias, geometry):
@@ -64,7 +64,7 @@ def backward(source: Source, call: LayerCall, grad: GradientSource, sink: Sink, 
     if joint is not None:
         return joint
     gradients, x = Gradients(), source.raw
-    if needs_weight and call.sparse[WEIGHT_GRADIENT] and call.wanted != "all":
+    if needs_weight and call.sparse[WEIGHT_GRADIENT] and call.gradient_entries != "all":
         gradients.weight = call.empty_gradient(x)
         passes.weight_gradient(call.pattern(x.shape), source, grad, gradients.weight)
     if needs_x and call.sparse[INPUT_GRADIENT]:
@@ -80,9 +80,9 @@ def _joint_gradients(source: Source, call: LayerCall, grad: GradientSource, sink
     x = source.raw
     if depthwise.fits(call.shape, call.bias, _geometry(call)):
         of_x, of_weight = torch.empty_like(x), torch.empty(call.shape)
-        sums = depthwise.gradients(source, call.own_weight, _geometry(call), grad, sink, of_x, of_weight)
+        sums = depthwise.gradients(source, call.dense_weight, _geometry(call), grad, sink, of_x, of_weight)
         return Gradients(of_x, sums, call.restrict(of_weight))
-    if not (call.sparse[INPUT_GRADIENT] and call.sparse[WEIGHT_GRADIENT] and call.wanted == "active"):
+    if not (call.sparse[INPUT_GRADIENT] and call.sparse[WEIGHT_GRADIENT] and call.gradient_entries == "active"):
         return None
     compressed = call.compressed(x.shape)
     if not passes.joint_gradients_fit(compressed):
@@ -96,7 +96,7 @@ def _sparse_input_gradient(x: Tensor, call: LayerCall, grad: GradientSource, sin
     compressed, target = call.compressed(x.shape), torch.empty_like(x)
     if passes.reaches_all(compressed):
         gradients.x, gradients.sums = target, passes.input_gradient(compressed, grad, sink, target)
-    elif compressed.plan.gradient_group is not None:
+    elif compressed.layout.gradient_group is not None:
         passes.input_gradient(compressed, grad, Sink(STORE), target)
         gradients.x, gradients.sums = target, normalise.finish(target, sink, target)
 
@@ -107,7 +107,7 @@ def _dense_rest(
     """The gradients that no sparse pass has made, by torch."""
     plain = normalise.materialise(source) if rest_weight else source.raw
     of_raw = normalise.materialise(grad)
-    weight = call.own_weight if rest_x else call.weight_or_its_shape(plain)
+    weight = call.dense_weight if rest_x else call.weight_or_its_shape(plain)
     of_x, of_weight = dense.conv2d_gradients(of_raw, plain, weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
         gradients.weight = call.restrict(of_weight)

@@ -23,6 +23,16 @@ PACK_COST = 6.0
 
 
 @dataclass(frozen=True)
+class Geometry:
+    """The arguments of a convolution besides its tensors."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int = 1
+
+
+@dataclass(frozen=True)
 class Convolution:
     """Sizes of a 2d convolution; a linear layer is one with a kernel of 1 over a single row of pixels."""
 
@@ -200,16 +210,16 @@ def _phases(conv: Convolution, axis: int) -> list[_Phase]:
     size, kernel, stride, padding, dilation = (
         values[axis] for values in (conv.in_size, conv.kernel, conv.stride, conv.padding, conv.dilation)
     )
-    found = []
+    phases = []
     for first in range(min(stride, size)):
         reach = {k: first + padding - k * dilation for k in range(kernel)}
         taps = {k: distance // stride for k, distance in reach.items() if distance % stride == 0}
         if taps:
             corner = min(taps.values())
-            found.append(
+            phases.append(
                 _Phase(first, math.ceil((size - first) / stride), corner, tuple((k, t - corner) for k, t in taps.items()))
             )
-    return found
+    return phases
 
 
 @lru_cache(maxsize=1024)

@@ -205,12 +205,12 @@ def pack_indexed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = -(-counts // INDEXED_BLOCK)
     row_start = torch.zeros(weight.shape[0] + 1, dtype=torch.int64)
     row_start[1:] = blocks.cumsum(0)
-    rows, found = mask.nonzero(as_tuple=True)
+    rows, used_columns = mask.nonzero(as_tuple=True)
     # a value's place: its row's first block, and how many of the row came before it
     places = row_start[rows] * INDEXED_BLOCK + torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
     columns = torch.zeros(int(row_start[-1]) * INDEXED_BLOCK, dtype=torch.int32)
     values = torch.zeros(len(columns))
-    columns[places] = found.to(torch.int32)
+    columns[places] = used_columns.to(torch.int32)
     values[places] = weight[mask].float()
     return row_start.to(torch.int32), _sixteen_bits(columns), values
 

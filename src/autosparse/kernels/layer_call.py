@@ -1,11 +1,11 @@
-"""One call of a layer whose weight has zeros: what is wanted of it, and its passes on tensors, each dense or sparse.
+"""One call of a layer whose weight has zeros: its arguments, and its passes on tensors, each dense or sparse.
 
 A linear layer and a 2d convolution differ in their geometry alone; to the kernels both are convolutions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,12 +14,11 @@ from torch import Tensor
 
 from autosparse.kernels import checks, dense, passes
 from autosparse.kernels.compressed import WEIGHTS, Compressed
-from autosparse.kernels.dense import Geometry
-from autosparse.kernels.geometry import Convolution
+from autosparse.kernels.geometry import Convolution, Geometry
+from autosparse.kernels.layout import Layout, layout_for
 from autosparse.kernels.library import available
 from autosparse.kernels.memory import empty_pixels, pixels_last, weight_format
 from autosparse.kernels.pixels import PLAIN_STORE, Source
-from autosparse.kernels.plans import Plan, plan_for
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
@@ -30,15 +29,15 @@ out_shape_of = lru_cache(maxsize=1024)(checks.conv2d_shape)
 class LayerCall:
     """A dense effective weight, zeros inside. Without geometry it is that of a linear layer.
 
-    `wanted`: the weight gradient that the caller needs: "all", "active" (where the weight is not zero) or "mask" (where
-    `mask` is true); elsewhere it is zero. `sparse`: for the forward pass, the input gradient and the weight gradient,
+    `gradient_entries`: where the weight gets a gradient: "all", "active" (where it is not zero) or "mask" (where `mask` is
+    true); elsewhere its gradient is zero. `sparse`: for the forward pass, the input gradient and the weight gradient,
     whether it skips the zeros; the result is the same either way.
     """
 
     weight: Tensor | None
     bias: Tensor | None
     geometry: Geometry | None
-    wanted: str
+    gradient_entries: str
     mask: Tensor | None
     sparse: Sequence[bool]
     shape: torch.Size = field(init=False)
@@ -46,73 +45,78 @@ class LayerCall:
     _compressed: Compressed | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.shape, self.format = self.own_weight.shape, weight_format(self.own_weight)
+        self.shape, self.format = self.dense_weight.shape, weight_format(self.dense_weight)
 
     @property
-    def own_weight(self) -> Tensor:
-        assert self.weight is not None, "the weight was let go"
+    def dense_weight(self) -> Tensor:
+        assert self.weight is not None, "the dense weight was dropped"
         return self.weight
 
     # ---- what the kernels need ---------------------------------------------------------------------------------------
 
-    def plan(self, x_shape: torch.Size) -> Plan:
-        return plan_for(_convolution(x_shape, self.shape, self.geometry), self.format is torch.channels_last)
+    def layout(self, x_shape: torch.Size) -> Layout:
+        return layout_for(_convolution(x_shape, self.shape, self.geometry), self.format is torch.channels_last)
 
     def compressed(self, x_shape: torch.Size) -> Compressed:
         """Found once: the weight of a call does not change."""
         if self._compressed is None:
-            self._compressed = WEIGHTS.find(self.plan(x_shape), self.own_weight.contiguous(memory_format=self.format))
+            self._compressed = WEIGHTS.find(self.layout(x_shape), self.dense_weight.contiguous(memory_format=self.format))
             self._compressed.users.add(self)
         return self._compressed
 
     def pattern(self, x_shape: torch.Size) -> Compressed:
-        """Where the weight's gradient is wanted."""
-        if self.wanted != "mask" or self.mask is None:
+        """Where the weight gets a gradient."""
+        if self.gradient_entries != "mask" or self.mask is None:
             return self.compressed(x_shape)
-        return WEIGHTS.find(self.plan(x_shape), self.mask.contiguous(memory_format=self.format))
+        return WEIGHTS.find(self.layout(x_shape), self.mask.contiguous(memory_format=self.format))
 
     def skips(self, which: int, *tensors: Tensor) -> bool:
         """Whether a pass runs on the sparse kernels."""
         grouped = self.geometry is not None and self.geometry.groups != 1
-        every = which == WEIGHT_GRADIENT and self.wanted == "all"
+        every = which == WEIGHT_GRADIENT and self.gradient_entries == "all"
         return available() and self.sparse[which] and not grouped and not every and not self._is_empty(*tensors)
 
     def _is_empty(self, *tensors: Tensor) -> bool:
         return self.shape.numel() == 0 or any(tensor.numel() == 0 for tensor in tensors)
 
-    def let_go(self) -> bool:
+    def drop_dense_weight(self) -> bool:
         """Forget the dense weight if no gradient needs it any more; whether it is forgotten."""
-        found = self._compressed
-        for_input = self.sparse[INPUT_GRADIENT] and found is not None and found.plan.gradient_group is not None
-        if found is not None and for_input and (self.wanted == "all" or self.sparse[WEIGHT_GRADIENT]):
+        form = self._compressed
+        for_input = self.sparse[INPUT_GRADIENT] and form is not None and form.layout.gradient_group is not None
+        if form is not None and for_input and (self.gradient_entries == "all" or self.sparse[WEIGHT_GRADIENT]):
             self.weight = None
-            WEIGHTS.let_go(found)
+            WEIGHTS.drop_dense_weight(form)
         return self.weight is None
 
     # ---- the passes --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.geometry is None:
-            checks.linear(x, self.own_weight, self.bias, self.wanted, self.mask, self.sparse)
-            result = x.new_empty((*x.shape[:-1], self.shape[0]))
-        else:
-            checks.common("sparse_conv2d", x, self.own_weight, self.bias, self.wanted, self.mask, self.sparse)
-            result = empty_pixels(x, out_shape_of(x.shape, self.shape, self.geometry))
+        result = self.empty_result(x, out_shape_of)
         if not self.skips(FORWARD, x):
             return self._dense_forward(x, result)
         bias = None if self.bias is None else self.bias.contiguous()
         passes.forward(self.compressed(x.shape), Source(self._ordered(x)), bias, PLAIN_STORE, result)
         return result
 
+    def empty_result(self, x: Tensor, shape_of: Callable[..., Sequence[int]] = checks.conv2d_shape) -> Tensor:
+        """Memory for the result, once the call has passed its checks."""
+        if self.geometry is None:
+            checks.linear(x, self.dense_weight, self.bias, self.gradient_entries, self.mask, self.sparse)
+            return x.new_empty((*x.shape[:-1], self.shape[0]))
+        checks.common("sparse_conv2d", x, self.dense_weight, self.bias, self.gradient_entries, self.mask, self.sparse)
+        return empty_pixels(x, shape_of(x.shape, self.shape, self.geometry))
+
     def input_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        linear = self.geometry is None
-        result = grad.new_empty((*grad.shape[:-1], self.shape[1])) if linear else empty_pixels(x, x.shape)
+        result = self.empty_input_gradient(x)
         if self.skips(INPUT_GRADIENT, x):
-            passes.input_gradient(self.compressed(result.shape), Source(self._ordered(grad)), PLAIN_STORE, result)
+            passes.input_gradient(self.compressed(x.shape), Source(self._ordered(grad)), PLAIN_STORE, result)
             return result
         if self.geometry is None:
-            return result.copy_(dense.linear_input_gradient(grad, self.own_weight))
-        return result.copy_(dense.conv2d_input_gradient(grad, x, self.own_weight, self.geometry))
+            return result.copy_(dense.linear_input_gradient(grad, self.dense_weight))
+        return result.copy_(dense.conv2d_input_gradient(grad, x, self.dense_weight, self.geometry))
+
+    def empty_input_gradient(self, x: Tensor) -> Tensor:
+        return x.new_empty(x.shape) if self.geometry is None else empty_pixels(x, x.shape)
 
     def weight_gradient(self, grad: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
         """A new tensor, or `into` with the gradient added to it."""
@@ -122,10 +126,10 @@ class LayerCall:
             passes.weight_gradient(self.pattern(x.shape), *sources, result, adds=into is not None)
             return result
         if self.geometry is None:
-            found = self.restrict(dense.linear_weight_gradient(grad, x))
+            result = self.restrict(dense.linear_weight_gradient(grad, x))
         else:
-            found = self.restrict(dense.conv2d_weight_gradient(grad, x, self.weight_or_its_shape(grad), self.geometry))
-        return found if into is None else into.add_(found)
+            result = self.restrict(dense.conv2d_weight_gradient(grad, x, self.weight_or_its_shape(grad), self.geometry))
+        return result if into is None else into.add_(result)
 
     def bias_gradient(self, grad: Tensor) -> Tensor:
         if self.geometry is None:
@@ -140,16 +144,16 @@ class LayerCall:
         return self.weight if self.weight is not None else self.empty_gradient(like)
 
     def restrict(self, gradient: Tensor) -> Tensor:
-        """A gradient made densely, with zeros where none is wanted."""
+        """A gradient made densely, with zeros where the weight gets none."""
         gradient = gradient.contiguous(memory_format=self.format)
-        if self.wanted == "all":
+        if self.gradient_entries == "all":
             return gradient
-        return gradient.mul_((self.own_weight != 0) if self.mask is None else self.mask)
+        return gradient.mul_((self.dense_weight != 0) if self.mask is None else self.mask)
 
     def _dense_forward(self, x: Tensor, result: Tensor) -> Tensor:
         if self.geometry is None:
-            return dense.linear(x, self.own_weight, self.bias)
-        return result.copy_(dense.conv2d(x, self.own_weight, self.bias, self.geometry))
+            return dense.linear(x, self.dense_weight, self.bias)
+        return result.copy_(dense.conv2d(x, self.dense_weight, self.bias, self.geometry))
 
     def _ordered(self, activations: Tensor) -> Tensor:
         return activations.contiguous() if self.geometry is None else pixels_last(activations)

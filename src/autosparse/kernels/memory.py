@@ -1,12 +1,23 @@
-"""How tensors lie in memory, and whether kernels may reach for it."""
+"""How tensors lie in memory, whether kernels may read it, and the memory that the kernels themselves keep."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+WORD_BYTES = 4
+# Uses. Passes of one layer that follow each other share what they can.
+TILES, CHANNEL_SUMS, WEIGHT_SUMS = "tiles", "channel_sums", "weight_sums"
+TRANSPOSED, TRANSPOSED_STARTS, TRANSPOSED_COUNTS = "transposed", "transposed_starts", "transposed_counts"
+DOUBLE_WORDS = 2
+
+_local = threading.local()
 _PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 
 
@@ -30,13 +41,13 @@ def is_filled(tensor: Tensor) -> bool:
 
 
 def same_order(first: Tensor, second: Tensor) -> bool:
-    """Whether elements follow each other alike in memory; the stride of a dimension of one element says nothing of that."""
+    """Whether both have their elements in the same order; the stride of a dimension of one element does not matter."""
     strides = zip(first.shape, first.stride(), second.stride(), strict=True)
     return all(size == 1 or one == other for size, one, other in strides)
 
 
-def within_reach(*tensors: Tensor | None) -> bool:
-    """Whether these tensors have memory here and now: they are not traced, recorded, or of a kind of their own."""
+def is_eager_memory(*tensors: Tensor | None) -> bool:
+    """Whether kernels may read these tensors now: they are plain tensors that nothing traces or records."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -45,3 +56,59 @@ def within_reach(*tensors: Tensor | None) -> bool:
     ):
         return False
     return _PLAIN.issuperset(map(type, tensors))
+
+
+# ---- memory of the kernels -------------------------------------------------------------------------------------------
+
+
+def _new_pages(size: int) -> Any:
+    options = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return mmap.mmap(-1, size, **options)
+
+
+class Words:
+    """An array of int32 or float32 in pages of its own, for what is kept from step to step.
+
+    From malloc it would lie between activations and gradients that come and go, and keep their memory from being joined
+    again: the process of a Transformer grew by a tenth. It is no tensor either, whose small parts come from malloc.
+    """
+
+    __slots__ = ("_first", "_pages", "count")
+
+    def __init__(self, count: int) -> None:
+        self._pages, self._first, self.count = _new_pages(max(1, count) * WORD_BYTES), 0, count
+
+    def part(self, first: int, count: int) -> Words:
+        """Some of them, in the same memory."""
+        words = Words.__new__(Words)
+        words._pages, words._first, words.count = self._pages, self._first + first, count
+        return words
+
+    def data_ptr(self) -> int:
+        """As a tensor's: valid as long as this object."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._pages)) + self._first * WORD_BYTES
+
+    def tensor(self, dtype: torch.dtype = torch.int32) -> Tensor:
+        """The same memory as a tensor."""
+        if not self.count:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._pages, dtype=dtype, count=self.count, offset=self._first * WORD_BYTES)
+
+
+def scratch(use: str, words: int) -> Words:
+    """At least `words` words of 32 bits, which belong to the calling thread until it asks again for the same use.
+
+    They are kept from call to call: new memory would cost a page fault for every few kilobytes, and as its size follows
+    the number of non-zeros, the holes that it left between gradients would fit nothing else.
+    """
+    memory: Words | None = getattr(_local, use, None)
+    if memory is None or memory.count < words:
+        setattr(_local, use, None)  # free the old memory before the new is taken
+        memory = Words(words)
+        setattr(_local, use, memory)
+    return memory
+
+
+def release() -> None:
+    """Free the scratch memory of the calling thread: after a pass much larger than those to come."""
+    vars(_local).clear()

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.geometry import PassGroup
+from autosparse.kernels.layout import PreparedPass, row_parts
 from autosparse.kernels.library import kernels
-from autosparse.kernels.pages import WORD_BYTES, Words
+from autosparse.kernels.memory import TILES, TRANSPOSED, WEIGHT_SUMS, WORD_BYTES, Words, scratch
 from autosparse.kernels.pixels import NO_SUMS, STORE, GradientSource, Sink, Source, address, slices_for
-from autosparse.kernels.plans import PreparedPass, row_parts
-from autosparse.kernels.scratch import TILES, TRANSPOSED, WEIGHT_SUMS, scratch
 
 # Channels whose packed gradient still fits into the second cache, for both gradients in one pass.
 MOST_JOINT_CHANNELS = 1024
@@ -25,25 +24,25 @@ MOST_JOINT_CHANNELS = 1024
 
 def forward(compressed: Compressed, source: Source, bias: Tensor | None, sink: Sink, target: Tensor) -> Tensor:
     """target = source * weight + bias; images are channels_last in memory."""
-    plan, rows = compressed.plan, (compressed.row_start, compressed.entries)
-    return _gather(plan.forward_group, (plan.forward,), source, bias, rows, 0, sink, target)
+    layout, rows = compressed.layout, (compressed.row_start, compressed.entries)
+    return _gather(layout.forward_group, (layout.forward,), source, bias, rows, 0, sink, target)
 
 
 def input_gradient(compressed: Compressed, grad: Source | GradientSource, sink: Sink, target: Tensor) -> Tensor:
     """target = the gradient of the layer's input; sinks that make sums need `reaches_all`."""
-    plan, group = compressed.plan, compressed.plan.gradient_group
+    layout, group = compressed.layout, compressed.layout.gradient_group
     if not reaches_all(compressed):
         assert sink.kind == STORE, "sums over pixels that no pass writes"
         target.zero_()
     if group is None:
         return NO_SUMS
     rows = compressed.transposed(torch.get_num_threads())
-    return _gather(group, plan.gradient, grad, None, rows, plan.transposed_rows_per_phase, sink, target)
+    return _gather(group, layout.gradient, grad, None, rows, layout.transposed_rows_per_phase, sink, target)
 
 
 def reaches_all(compressed: Compressed) -> bool:
     """Whether the passes of the input gradient write every pixel."""
-    group = compressed.plan.gradient_group
+    group = compressed.layout.gradient_group
     return group is not None and group.covers_target
 
 
@@ -89,11 +88,11 @@ def weight_gradient(
         if not adds:
             target.zero_()
         return
-    plan, using, threads = pattern.plan, kernels(), torch.get_num_threads()
-    parts = row_parts(plan.forward_group, threads, using.lanes)
+    layout, using, threads = pattern.layout, kernels(), torch.get_num_threads()
+    parts = row_parts(layout.forward_group, threads, using.lanes)
     slices = _weight_slices(pattern, threads)
     sums = scratch(TRANSPOSED, slices * pattern.nonzeros)  # the transposed weight is not needed meanwhile
-    native = byref(plan.forward.native)
+    native = byref(layout.forward.native)
     using.table.weight_gradient(
         native,
         byref(source.native()),
@@ -110,13 +109,13 @@ def weight_gradient(
 
 
 def _weight_slices(pattern: Compressed, threads: int) -> int:
-    return max(1, min(pattern.plan.forward_group.tiles, threads))
+    return max(1, min(pattern.layout.forward_group.tiles, threads))
 
 
 def joint_gradients_fit(compressed: Compressed) -> bool:
     """Whether both gradients can be made in one pass: no window, tiles for every thread, a gradient that stays in cache."""
-    plan, threads = compressed.plan, torch.get_num_threads()
-    group, conv = plan.gradient_group, plan.conv
+    layout, threads = compressed.layout, torch.get_num_threads()
+    group, conv = layout.gradient_group, layout.conv
     if (
         group is None
         or compressed.nonzeros == 0
@@ -125,7 +124,7 @@ def joint_gradients_fit(compressed: Compressed) -> bool:
         or conv.out_channels > MOST_JOINT_CHANNELS
     ):
         return False
-    same_tiles = group.tiling == plan.forward_group.tiling
+    same_tiles = group.tiling == layout.forward_group.tiling
     return same_tiles and row_parts(group, threads, kernels().lanes) == 1
 
 
@@ -133,12 +132,12 @@ def joint_gradients(
     compressed: Compressed, source: Source, grad: GradientSource, sink: Sink, target: Tensor, weight_target: Tensor
 ) -> Tensor:
     """Both gradients of a convolution without a window, as `input_gradient` and `weight_gradient` at its non-zeros."""
-    plan, using, threads = compressed.plan, kernels(), torch.get_num_threads()
+    layout, using, threads = compressed.layout, kernels(), torch.get_num_threads()
     slices = _weight_slices(compressed, threads)
     start, entries = compressed.transposed(threads)
     weight_sums = scratch(WEIGHT_SUMS, slices * compressed.nonzeros)
-    native_sink, sums = sink.native(target, plan.conv.in_channels, slices)
-    forward_pass, backward_pass = byref(plan.forward.native), byref(plan.gradient[0].native)
+    native_sink, sums = sink.native(target, layout.conv.in_channels, slices)
+    forward_pass, backward_pass = byref(layout.forward.native), byref(layout.gradient[0].native)
     using.table.joint_gradient(
         forward_pass,
         backward_pass,
@@ -161,8 +160,8 @@ def joint_gradients(
 def _scatter(pattern: Compressed, sums: Words, slices: int, target: Tensor, adds: bool = False) -> None:
     """target = the slices' sums at the positions of a pattern, zero elsewhere; or they are added to what it holds."""
     kernels().table.scatter(
-        byref(pattern.plan.layout),
-        pattern.plan.slots.data_ptr(),
+        byref(pattern.layout.weight),
+        pattern.layout.slots.data_ptr(),
         pattern.row_start.data_ptr(),
         pattern.entries.data_ptr(),
         sums.data_ptr(),

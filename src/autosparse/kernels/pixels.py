@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autosparse.kernels import training_table as structs
 from autosparse.kernels.library import kernels
-from autosparse.kernels.scratch import CHANNEL_SUMS, DOUBLE_WORDS, scratch
+from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, scratch
 
 # interface.h: SourceKind and SinkKind
 PLAIN, NORMALISED, ACTIVATED, GRADIENT, JOINED, JOINED_ACTIVATED = range(6)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.library import available, kernels
-from autosparse.kernels.memory import is_filled, same_order, within_reach
-from autosparse.kernels.scratch import CHANNEL_SUMS, DOUBLE_WORDS, scratch
+from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, is_eager_memory, is_filled, same_order, scratch
 
 SLICE = 16384  # threshold.h: kThresholdSlice
 NO_REACH = -1.0  # every weight is at least as large
@@ -15,9 +14,9 @@ NO_REACH = -1.0  # every weight is at least as large
 
 def fits(weight: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels can be called on these memories: plain float32 on the CPU, the others single numbers."""
-    if not within_reach(weight, *others) or weight.dtype is not torch.float32 or not weight.is_cpu or not available():
+    if not is_eager_memory(weight, *others) or weight.dtype is not torch.float32 or not weight.is_cpu or not available():
         return False
-    return is_filled(weight) and all(each is None or each.numel() == 1 for each in others)
+    return is_filled(weight) and all(other is None or other.numel() == 1 for other in others)
 
 
 def soft_threshold(weight: Tensor, threshold: float) -> tuple[Tensor, int]:

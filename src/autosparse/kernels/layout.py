@@ -1,4 +1,4 @@
-"""Plans: what the native kernels need to know about one layer at one input size, prepared once."""
+"""Layouts: what the native kernels need to know about one layer at one input size, prepared once."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class PreparedPass:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Layout:
     """All passes of a layer, and the tables that lead from a dense weight to its compressed forms."""
 
     conv: Convolution
     forward: PreparedPass
     forward_group: PassGroup
-    layout: WeightLayout
+    weight: WeightLayout
     column_offsets: Tensor
     slots: Tensor
     gradient: tuple[PreparedPass, ...]
     gradient_group: PassGroup | None
-    transposed_layout: TransposedLayout
+    transposed: TransposedLayout
 
     @property
     def compressed_rows(self) -> int:
@@ -56,27 +56,27 @@ def row_parts(group: PassGroup, threads: int, lanes: int) -> int:
     return max(1, min(math.ceil(ITEMS_PER_THREAD * threads / group.tiles), math.ceil(group.target.channels / lanes)))
 
 
-def plan_for(conv: Convolution, channels_last: bool) -> Plan:
-    """The plan of a layer whose weight has this memory order, for the kernels in use."""
-    return _plan(conv, channels_last and conv.taps > 1, kernels())
+def layout_for(conv: Convolution, channels_last: bool) -> Layout:
+    """The layout of a layer whose weight has this memory order, for the kernels in use."""
+    return _layout(conv, channels_last and conv.taps > 1, kernels())
 
 
 @lru_cache(maxsize=1024)
-def _plan(conv: Convolution, channels_last: bool, using: Kernels) -> Plan:
+def _layout(conv: Convolution, channels_last: bool, using: Kernels) -> Layout:
     if conv.in_channels * conv.taps > INT32_MAX:
         raise ValueError(
             f"a row of the weight has {conv.in_channels * conv.taps} columns; the sparse kernels count to {INT32_MAX}"
         )
     forward = forward_group(conv, using.lanes, using.max_vectors)
     gradient = gradient_group(conv, using.lanes, using.max_vectors)
-    layout = WeightLayout(conv.out_channels, conv.in_channels, conv.taps, forward.block_channels, int(channels_last))
+    weight = WeightLayout(conv.out_channels, conv.in_channels, conv.taps, forward.block_channels, int(channels_last))
     offsets = _forward_columns(conv, forward)
     rows = _transposed_phases(conv, gradient) * gradient.blocks * conv.in_channels if gradient else 0
-    return Plan(
+    return Layout(
         conv,
         _prepare(forward, forward.grids[0]),
         forward,
-        layout,
+        weight,
         _memory_order(offsets, channels_last),
         _slots(conv, forward, gradient, offsets, channels_last),
         tuple(_prepare(gradient, grid) for grid in gradient.grids) if gradient else (),
@@ -115,15 +115,15 @@ def _transposed_phases(conv: Convolution, group: PassGroup) -> int:
 
 
 def _slots(conv: Convolution, forward: PassGroup, gradient: PassGroup | None, offsets: Tensor, channels_last: bool) -> Tensor:
-    """interface.h: Slot. [vectors of a packed tile, 3]; of vectors that no weight reads nothing is said."""
+    """interface.h: Slot. [vectors of a packed tile, 3]; the rows of vectors that no weight reads are zero."""
     channels, taps = torch.arange(forward.block_channels)[:, None], torch.arange(conv.taps)
     rows, tap_offsets = _transposed_taps(conv, gradient)
-    found = torch.zeros(forward.block_channels * forward.window.channel_stride // forward.window.lanes, 3, dtype=torch.int32)
+    slots = torch.zeros(forward.block_channels * forward.window.channel_stride // forward.window.lanes, 3, dtype=torch.int32)
     read = offsets[: forward.block_channels].long() // forward.window.lanes
-    found[read, 0] = (taps * conv.in_channels + channels if channels_last else channels * conv.taps + taps).to(torch.int32)
-    found[read, 1] = (rows + channels).to(torch.int32)
-    found[read, 2] = tap_offsets.to(torch.int32)
-    return found
+    slots[read, 0] = (taps * conv.in_channels + channels if channels_last else channels * conv.taps + taps).to(torch.int32)
+    slots[read, 1] = (rows + channels).to(torch.int32)
+    slots[read, 2] = tap_offsets.to(torch.int32)
+    return slots
 
 
 def _transposed_taps(conv: Convolution, group: PassGroup | None) -> tuple[Tensor, Tensor]:
