@@ -133,10 +133,11 @@ class Compute:
                 self._records[layer.name] = routing.override(layer, passes[layer.name])
             else:
                 routing.release(layer)
-        if self._passes != before:
+        changed = self._passes != before
+        if changed:
             self._traces.renew()
         if self._fuses() and self._passes:
-            if self._fused is None:
+            if changed:  # a module where nothing could be fused may be traced again
                 fused_forward.install(model, self._traces)
             self._fused = model
         elif self._fused is not None:

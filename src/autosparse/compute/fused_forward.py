@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.compute import overrides
+from autosparse.compute.formats import mark
 from autosparse.compute.fusion import fuse
 from autosparse.compute.overrides import FUSED
 from autosparse.compute.tracing import Trace, Traces, any_global_hooks, is_container
@@ -29,10 +30,12 @@ class FusedForward:
         trace = self._traces.of(module)
         if trace is not self._trace:
             self._trace = trace
+            mark(module, trace.graph)
             self._function, self.fused = fuse(module, trace)
             if self._function is None and not trace.has_hooks:  # with hooks it may be fused once they are gone
                 overrides.release(module, FUSED)
-                install_on_children(module, self._traces)
+                if trace.graph is None:
+                    install_on_children(module, self._traces)
         forward = type(module).forward if self._function is None else self._function
         return forward(module, *arguments)
 

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from autosparse.common.graphs import ADDS, RELUS, calls
 from autosparse.compute import fused_layers
+from autosparse.compute.formats import is_channels_last, may_be_viewed
 from autosparse.compute.overrides import SPARSE, owner_of
 from autosparse.compute.tracing import IN_PLACE, Trace, Traces, has_hooks, is_container, sole_input
 from autosparse.compute.writes import may_be_written
@@ -83,6 +84,7 @@ class _Rewriter:
         self.activated: set[fx.Node] = set()
         self.plain: dict[fx.Node, fx.Node] = {}
         self.fused = 0
+        self.is_contiguous = not any(is_channels_last(each) for each in root.parameters())
 
     def rewrite(self) -> fx.Graph:
         for node in self.old.nodes:
@@ -128,7 +130,7 @@ class _Rewriter:
     def _keep(self, node: fx.Node, made: fx.Node, has_relu: bool = False) -> None:
         """As a normalised value; as a tensor from the start if one of several users may write what the others read."""
         if len(node.users) > 1 and may_be_written(node, self.root):
-            made = self.new.call_function(fused_layers.plain, (made,))
+            made = self._in_torch_format(node, self.new.call_function(fused_layers.plain, (made,)))
         else:
             (self.activated if has_relu else self.normalised).add(node)
         self.made[node] = made
@@ -157,7 +159,7 @@ class _Rewriter:
             made = self.new.call_function(operator.getitem, (both, 0))
             self._keep(norm, self.new.call_function(operator.getitem, (both, 1)))
             self.fused += 1
-        self.made[node] = self.made[joined] = made
+        self.made[node] = self.made[joined] = self._in_torch_format(joined, made)
         return True
 
     def _next_conv(self, node: fx.Node) -> fx.Node | None:
@@ -186,8 +188,13 @@ class _Rewriter:
         if node not in self.normalised and node not in self.activated:
             return self.made[node]
         if node not in self.plain:
-            self.plain[node] = self.new.call_function(fused_layers.plain, (self.made[node],))
+            plain = self.new.call_function(fused_layers.plain, (self.made[node],))
+            self.plain[node] = self._in_torch_format(node, plain)
         return self.plain[node]
+
+    def _in_torch_format(self, node: fx.Node, tensor: fx.Node) -> fx.Node:
+        is_free = not self.is_contiguous or not may_be_viewed(node, self.root)
+        return tensor if is_free else self.new.call_method("contiguous", (tensor,))
 
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

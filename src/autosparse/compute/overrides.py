@@ -28,6 +28,8 @@ class Override:
     passes: Passes = DENSE
     input_shape: torch.Size | None = None
     fused: FusedForward | None = None
+    # Of a convolution: "torch" as torch's own would be, "weight" as the weight lies, "any" where no user minds.
+    result_format: str = "torch"
 
     def note_shape(self, shape: torch.Size) -> None:
         """Keep the largest: the last batch of an epoch may be a small one."""

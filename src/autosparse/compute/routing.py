@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autosparse import kernels
 from autosparse.compute import overrides
+from autosparse.compute.formats import is_channels_last
 from autosparse.compute.overrides import SPARSE, Override
 from autosparse.compute.planner import Passes, Workload
 from autosparse.kernels.geometry import Convolution
@@ -122,7 +123,15 @@ def _conv_forward(self: nn.Conv2d, input: Tensor) -> Tensor:
         dense: Tensor = self._conv_forward(input, self.weight, self.bias)
         return dense
     entries, weight = gradient_entries(self), self.weight
-    return kernels.sparse_conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, entries, passes)
+    result = kernels.sparse_conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, entries, passes)
+    return result.contiguous() if _is_contiguous_in_torch(self, input, weight) else result
+
+
+def _is_contiguous_in_torch(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's result would be contiguous, and somebody may rely on it."""
+    record = overrides.override_of(module)
+    asked = "torch" if record is None else record.result_format
+    return asked != "any" and not is_channels_last(weight) and (asked == "weight" or not is_channels_last(x))
 
 
 def _passes(module: nn.Module, x: Tensor) -> Passes | None:
