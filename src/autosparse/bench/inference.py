@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -103,9 +103,6 @@ class Row:
     over_onnxruntime: float | None
     over_torch: float | None
     calls: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rows_of(model: str, batch: int, threads: int, timings: Mapping[str, Timing]) -> list[Row]:

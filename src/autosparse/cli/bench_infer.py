@@ -73,7 +73,7 @@ run.__doc__ = HELP
 
 def record(content: dict[str, Any], measured: Measurement) -> None:
     """Add one condition to what a file holds."""
-    content["rows"] += [row.as_dict() for row in measured.rows]
+    content["rows"] += [asdict(row) for row in measured.rows]
     first = measured.rows[0]
     for title, table in measured.layers.items():
         condition = f"{first.model}, batch {first.batch}, {first.threads} threads, {title}"

@@ -19,7 +19,6 @@ class Moment:
     epoch: int
     epochs: int
     step: int
-    steps: int
     loss: float
     accuracy: float | None = None
     alpha: float | None = None
@@ -46,7 +45,6 @@ class Progress:
 
     def start(self, title: str, total: int, done: int) -> None: ...
     def update(self, moment: Moment) -> None: ...
-    def say(self, message: str) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -62,10 +60,7 @@ class Lines(Progress):
         if now - self._printed >= LINE_SECONDS:
             self._printed = now
             left = (now - self._began) * (self._total - moment.step) / max(1, moment.step - self._first)
-            self.say(f"{self._title}  {moment.text()}  {duration(left)} left")
-
-    def say(self, message: str) -> None:
-        print(message, flush=True)
+            print(f"{self._title}  {moment.text()}  {duration(left)} left", flush=True)
 
 
 class Bar(Progress):
@@ -87,9 +82,6 @@ class Bar(Progress):
 
     def update(self, moment: Moment) -> None:
         self._bar.update(self._task, completed=moment.step, moment=moment.short())
-
-    def say(self, message: str) -> None:
-        self._bar.console.print(message, markup=False, highlight=False)
 
     def stop(self) -> None:
         self._bar.stop()

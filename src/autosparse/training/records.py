@@ -45,7 +45,6 @@ def moment(session: Session, loss: float | None = None, accuracy: float | None =
         min(position.epoch + 1, session.recipe.train.epochs),
         session.recipe.train.epochs,
         position.step,
-        session.steps,
         mean,
         session.last_accuracy,
         session.sp.alpha if session.sp else None,
