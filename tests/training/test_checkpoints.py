@@ -80,6 +80,12 @@ def test_a_full_disk_leaves_the_old_ones(tmp_path: Path) -> None:
     assert checkpoints.load(tmp_path)["number"] == 3  # type: ignore[index]
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".last.pt.0a1b2c.tmp").write_bytes(b"half")
+    checkpoints.save(tmp_path, state(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
 def test_nothing_is_unpickled_freely(tmp_path: Path) -> None:
     class Hostile:
         def __reduce__(self) -> Any:
