@@ -14,6 +14,7 @@ from autosparse.models.checks import one_of, probability, whole
 from autosparse.models.chunked_loss import chunked_cross_entropy
 
 Norm = Literal["pre", "post"]
+Visible = Tensor | KeysAndValues  # what attention looks at
 
 
 def sinusoidal_positions(length: int, size: int, device: torch.device) -> Tensor:
@@ -78,12 +79,7 @@ class DecoderLayer(nn.Module):
         return self._branches(states, inner, inner, mask, memory, memory_mask)
 
     def step(
-        self,
-        states: Tensor,
-        past: KeysAndValues | None,
-        mask: Tensor | None,
-        memory: KeysAndValues,
-        memory_mask: Tensor | None,
+        self, states: Tensor, past: KeysAndValues | None, mask: Tensor | None, memory: KeysAndValues, memory_mask: Tensor | None
     ) -> tuple[Tensor, KeysAndValues]:
         """The next position after those with the keys and values `past`; also gives `past` with this position added."""
         inner = self.attention_residual.enter(states)
@@ -93,13 +89,7 @@ class DecoderLayer(nn.Module):
         return self._branches(states, inner, (keys, values), mask, memory, memory_mask), (keys, values)
 
     def _branches(
-        self,
-        states: Tensor,
-        inner: Tensor,
-        earlier: Tensor | KeysAndValues,
-        mask: Tensor | None,
-        memory: Tensor | KeysAndValues,
-        memory_mask: Tensor | None,
+        self, states: Tensor, inner: Tensor, earlier: Visible, mask: Tensor | None, memory: Visible, memory_mask: Tensor | None
     ) -> Tensor:
         """The layer in order; `inner` is what its first branch reads, and `earlier` the positions that it may look at."""
         states = self.attention_residual.leave(states, self.attention(inner, earlier, mask))
