@@ -69,7 +69,7 @@ def test_unknown_names_and_bad_densities(resnet50: Profile) -> None:
 
 def test_table_is_aligned_and_totals_are_last() -> None:
     lines = str(profile(nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 7)), torch.rand(1, 30))).splitlines()
-    assert lines[1].split() == ["0", "linear", "40x30", "1,200", "1,200"]
+    assert lines[2].split() == ["0", "linear", "40x30", "1,200", "1,200"]
     assert lines[-1].split() == ["total", "1,480", "1,480"]
     assert len({len(line) for line in lines}) == 1
 

@@ -11,7 +11,8 @@ import torch
 
 import autosparse
 
-from .running import COMBINATIONS, differences
+from ..states import differences
+from .running import COMBINATIONS
 from .worker import TOGETHER, WORLD
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ import torch
 
 import autosparse
 
-from .running import COMBINATIONS, begin, differences, make_net, resumed, trajectory
+from ..states import differences
+from .running import COMBINATIONS, begin, make_net, resumed, trajectory
 from .settings import ROWS, TOTAL
 
 NAMES = autosparse.list_methods()

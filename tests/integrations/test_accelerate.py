@@ -14,9 +14,9 @@ from torch import nn
 
 import autosparse
 
+from ..states import differences
 from .accelerate_run import ACCUMULATION, CLIP, EPOCHS, TARGET, TUNED, Run, data, net
 from .ranks import assert_finished
-from .states import differences
 
 ROOT = Path(__file__).parents[2]
 

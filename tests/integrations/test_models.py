@@ -24,7 +24,7 @@ from transformers import (
 import autosparse
 from autosparse import AutoSparse
 
-from .states import differences
+from ..states import differences
 
 EPOCHS, STEPS = 2, 4
 METHOD = AutoSparse(target_sparsity=0.6)

@@ -21,8 +21,8 @@ import autosparse
 from autosparse import DST, STR, AutoSparse
 from autosparse.integrations.transformers import STATE_FILE, sparsify_trainer
 
+from ..states import differences
 from .ranks import assert_finished
-from .states import differences
 from .trainer_runs import TUNED, arguments, bert, make, sentences, state
 
 ROOT = Path(__file__).parents[2]

@@ -309,7 +309,7 @@ def test_recalibration_and_the_warning_about_edited_thresholds():
         sp.end_epoch()
     sp.layers[0].parametrization.set_threshold(torch.tensor([0.25]))
     with pytest.warns(autosparse.SparsityWarning, match="recalibrate"):
-        sp._settled.warn_if_edited(model, sp.layers, sp.step)
+        sp._fingerprint.warn_if_edited(model, sp.layers, sp.step)
     before = {name: value.clone() for name, value in model.named_parameters()}
     modes = [module.training for module in model.modules()]
     autosparse.recalibrate(model, [x[:32], (x[32:], y[32:])])

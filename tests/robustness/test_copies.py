@@ -17,8 +17,9 @@ import autosparse
 from autosparse import STR, AutoSparse, AutoTune
 from autosparse.methods.families.base import Method
 
+from ..states import differences
 from .kinds import Attending, Recurrent, Tied
-from .training import Run, batch, begin, conv_net, differences, make_optimizer, mlp
+from .training import Run, batch, begin, conv_net, make_optimizer, mlp
 
 IMAGE = (1, 8, 8)
 METHODS: dict[str, Method] = {

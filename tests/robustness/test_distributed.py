@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ..states import differences
 from .distributed_worker import CASES, EPOCHS, SHARDED, STEPS, WORLD
-from .training import Run, differences
+from .training import Run
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo")
 
@@ -109,7 +110,7 @@ def test_wrapped_models_are_refused(wrapper: str, ranks: Ranks) -> None:
 
 def test_ranks_with_other_settings_are_refused(ranks: Ranks) -> None:
     assert "start_sparsity was 0.4, is 0.5" in ranks[1]["run_refusals"]["other settings"]
-    assert "another rank was given another run" in ranks[0]["run_refusals"]["other settings"], "no rank goes on alone"
+    assert "the ranks were given different runs" in ranks[0]["run_refusals"]["other settings"], "no rank goes on alone"
 
 
 # ---------------------------------------------------------------------------------------------------------------- FSDP2

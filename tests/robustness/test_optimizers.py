@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import autosparse
 from autosparse import STR, AutoSparse
 
-from .training import Run, batch, begin, differences, make_optimizer, mlp
+from ..states import differences
+from .training import Run, batch, begin, make_optimizer, mlp
 
 METHOD = AutoSparse(alpha=0.5, dense_grad_every=2, target_sparsity=0.6)
 

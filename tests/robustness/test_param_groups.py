@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import autosparse
 from autosparse import STR, AutoSparse
 
-from .training import batch, begin, conv_net, differences, make_optimizer, mlp
+from ..states import differences
+from .training import batch, begin, conv_net, make_optimizer, mlp
 
 METHOD = AutoSparse(alpha=0.5, dense_grad_every=2, target_sparsity=0.6)
 

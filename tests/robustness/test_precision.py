@@ -12,7 +12,8 @@ from torch import nn
 import autosparse
 from autosparse import STR, AutoSparse
 
-from .training import Run, batch, begin, conv_net, differences, mlp
+from ..states import differences
+from .training import Run, batch, begin, conv_net, mlp
 
 METHOD = AutoSparse(alpha=0.5, start_sparsity=0.4)
 STEERED = AutoSparse(alpha=0.5, target_sparsity=0.7, threshold="shared")
@@ -105,7 +106,7 @@ def scaled_step(run: Run, scaler: torch.amp.GradScaler, overflow: bool) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_skipped_steps_do_not_count(optimizer: str, fused: bool) -> None:
     method = AutoSparse(alpha=0.5, dense_grad_every=2, target_sparsity=0.7)
-    run = begin(mlp(), method, optimizer=optimizer, fused=fused)
+    run = begin(mlp(), method, optimizer=optimizer, fused=fused, example_input=torch.zeros(1, 10))
     twin_model, twin_sp = copy.deepcopy((run.model, run.sp))
     twin_opt = type(run.opt)(twin_sp.param_groups(weight_decay=1e-2), **_options(run.opt))
     twin_sp.bind(twin_opt)

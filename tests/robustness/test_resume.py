@@ -14,8 +14,9 @@ import torch
 import autosparse
 from autosparse import STR, AutoSparse
 
+from ..states import differences
 from .resume_worker import CASES
-from .training import begin, differences, mlp
+from .training import begin, mlp
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,6 @@ from autosparse import AutoSparse, kernels
 from autosparse.bench.conditions import conditions
 from autosparse.bench.tasks import Task, inputs_of, make_task, new_model, own_loss, plain_loss
 from autosparse.common.turns import take_turns
-from autosparse.compute.compute import LayerPlan
 from autosparse.sparsifier import Sparsifier
 
 WARM_UP = 3  # steps; under "auto" the planner measures in the first of them
@@ -147,8 +146,7 @@ def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start
         guard=None,
     )
     _start_at(sp, task, start)
-    sp._compute.fuse = not settings.layer_by_layer
-    sp.compute(start.compute)
+    sp.compute(start.compute, fuse=not settings.layer_by_layer)
     return sp
 
 
@@ -206,11 +204,6 @@ def training_conditions(settings: Settings) -> dict[str, Any]:
         clock=f"{clock}, the sides' steps in turn",
         memory="peak of a process for each side, with the system's allocator as it is",
     )
-
-
-def layer_plans(sp: Sparsifier) -> list[LayerPlan]:
-    """How every layer of a side runs, with the planner's times where it has measured."""
-    return sp._compute.plans(sp.layers, sp.densities())
 
 
 def peak_bytes(settings: Settings, start: Start | None) -> int | None:

@@ -91,7 +91,7 @@ def measure(
     task: Task, settings: Settings, starts: list[Start], rounds: int, memory: bool, layers: bool, out: Path | None
 ) -> None:
     """Measure, print and write."""
-    from autosparse.bench.training import compare, layer_plans, peak_bytes, training_conditions
+    from autosparse.bench.training import compare, peak_bytes, training_conditions
     from autosparse.common.files import write_json
 
     facts = training_conditions(settings)
@@ -102,7 +102,7 @@ def measure(
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
     typer.echo(f"\n{task.name}, {task.size}, {threads}, alpha {settings.alpha:g}")
     show(rows)
-    tables = {name: layer_plans(side.sp) for name, side in sides.items() if side.sp is not None}
+    tables = {name: side.sp.layer_plans() for name, side in sides.items() if side.sp is not None}
     if layers:
         for name, table in tables.items():
             show_layers(name, table)

@@ -65,6 +65,8 @@ class Table:
         return [self.headings, *self.rows, *([self.totals] if self.totals is not None else [])]
 
     def _is_numeric(self, place: int) -> bool:
+        if place == 0:  # names of the rows, even where a layer is called "0"
+            return False
         values = [row[place] for row in self.rows if row[place] not in ("", "-", None)]
         return bool(values) and all(isinstance(value, int | float) or str(value)[:1] in "-+0123456789" for value in values)
 

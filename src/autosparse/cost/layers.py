@@ -1,11 +1,13 @@
-"""What a model costs: one row a layer, per sample."""
+"""What a model costs: one row per layer, for one sample."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from autosparse.common.tables import Table
+from autosparse.common.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,11 @@ class Profile:
 
     def inference_fraction(self, densities: Mapping[str, float]) -> float:
         """MACs at the given densities over dense MACs; layers not named are dense."""
-        known = {layer.name for layer in self.layers} | {layer.tied_to for layer in self.layers if layer.tied_to}
+        names = {layer.name for layer in self.layers} | {layer.tied_to for layer in self.layers if layer.tied_to}
         for name, density in densities.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else "see profile.layers"
-                raise ValueError(f"the profile has no layer {name!r}; {hint}")
+            if name not in names:
+                hint = did_you_mean(name, sorted(names), "; see profile.layers")
+                raise ValueError(f"the profile has no layer {name!r}{hint}")
             if not 0 <= density <= 1:
                 raise ValueError(f"the density of {name!r} is {density}; it must lie in [0, 1]")
         if not self.macs:
@@ -56,19 +57,12 @@ class Profile:
         return sum(layer.macs * density_of(layer, densities) for layer in self.layers) / self.macs
 
     def __str__(self) -> str:
-        rows = [("layer", "kind", "shape", "params", "MACs")]
-        for layer in self.layers:
-            shape = "x".join(map(str, layer.shape)) if layer.shape else "-"
-            rows.append((layer.name, layer.kind, shape, f"{layer.params:,}", f"{layer.macs:,}"))
-        rows.append(("total", "", "", f"{self.params:,}", f"{self.macs:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column < 3 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        shapes = ["x".join(map(str, layer.shape)) if layer.shape else "-" for layer in self.layers]
+        rows = [
+            (layer.name, layer.kind, shape, layer.params, layer.macs) for layer, shape in zip(self.layers, shapes, strict=True)
+        ]
+        totals = ("total", "", "", self.params, self.macs)
+        return Table(("layer", "kind", "shape", "params", "MACs"), rows, totals).text()
 
 
 def density_of(layer: LayerCost, densities: Mapping[str, float]) -> float:

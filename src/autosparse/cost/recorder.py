@@ -18,10 +18,11 @@ ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class Recorder:
-    """Watches the model's next complete eager forward pass, then removes its hooks; `profile` is None until then."""
+    """Watches the model's next complete eager forward pass, then removes its hooks and calls `done` with the profile."""
 
-    def __init__(self, model: nn.Module, batch_size: int | None = None) -> None:
+    def __init__(self, model: nn.Module, batch_size: int | None = None, done: Callable[[Profile], None] | None = None) -> None:
         self.profile: Profile | None = None
+        self._done = done
         self._batch_size = batch_size
         self._samples = 0
         self._trace: Trace | None = None
@@ -74,6 +75,8 @@ class Recorder:
         self.profile = trace.finish(args, kwargs, output, self._samples)
         if self.profile is not None:
             self.close()
+            if self._done:
+                self._done(self.profile)
 
 
 def profile(model: nn.Module, example_input: ExampleInput, batch_size: int | None = None) -> Profile:

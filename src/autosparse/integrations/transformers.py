@@ -23,8 +23,7 @@ from autosparse.integrations.gradients import add_penalty
 from autosparse.integrations.loops import check_start, divide, without
 from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
-from autosparse.sparsifier.binding import unwrap
-from autosparse.sparsifier.groups import find_groups
+from autosparse.sparsifier.optimizers import find_groups, unwrap
 
 try:
     import accelerate  # type: ignore[import-untyped]  # noqa: F401 - its absence shows only when a Trainer is made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 
@@ -11,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from autosparse.common.warnings import warn
+from autosparse.common.words import did_you_mean
 from autosparse.layer import Layer, Place, is_transposed_linear
 from autosparse.parametrizations import SparseParametrization
 
@@ -19,25 +19,21 @@ Patterns = Pattern | Sequence[Pattern] | None
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-
-
 _ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
 
 
 def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Layer]:
-    """The layers to sparsify, in the model's own order; tied tensors are one layer."""
+    """The layers to sparsify, in the order of the model; tied tensors are one layer."""
     everywhere = _places(model)
     candidates = [place for place in everywhere if _is_prunable(place)]
     named: set[str] = set()
     if include is not None:
-        candidates = []
         for pattern in _as_sequence(include):
-            found = _included(pattern, everywhere, model)
-            named |= {place.key for place in found}
+            named |= {place.key for place in _included(pattern, everywhere)}
         candidates = [place for place in everywhere if place.key in named]
     for pattern in _as_sequence(exclude):
         if not any(_matches(pattern, place) for place in everywhere) and not _names_a_module(pattern, model):
-            raise ValueError(_nothing("exclude", pattern, [place.name for place in candidates]))
+            raise ValueError(_nothing("exclude", pattern, candidates))
         candidates = [place for place in candidates if not _matches(pattern, place)]
     layers = _merge_tied(candidates, everywhere, named)
     if not layers:
@@ -49,29 +45,29 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
 
 
 def _places(model: nn.Module) -> list[Place]:
-    """Every parameter of the model, each tied one at all its places."""
+    """Every parameter of the model; a tied one at all its places."""
     places = []
     for module_name, module in model.named_modules():
-        if (
-            isinstance(module, parametrize.ParametrizationList | SparseParametrization)
-            or ".parametrizations." in f".{module_name}."
-        ):
+        if ".parametrizations." in f".{module_name}.":
             continue
-        masked = [
-            tensor for tensor in module._parameters if tensor.endswith("_orig") and f"{tensor[:-5]}_mask" in module._buffers
-        ]
-        if masked:
-            raise ValueError(
-                f"{module_name or 'the model'} is pruned by torch.nn.utils.prune: make that permanent first, "
-                f"prune.remove(module, {masked[0][:-5]!r})"
-            )
+        _refuse_pruned(module, module_name)
         parametrized = getattr(module, "parametrizations", {})
-        for tensor in parametrized:
-            if any(isinstance(each, SparseParametrization) for each in parametrized[tensor]):
-                raise ValueError("the model is sparsified already: call finalize() first, or sparsify a fresh model")
         places += [Place(module, module_name, tensor) for tensor, value in module._parameters.items() if value is not None]
         places += [Place(module, module_name, tensor) for tensor in parametrized]
     return places
+
+
+def _refuse_pruned(module: nn.Module, name: str) -> None:
+    tensors = [tensor.removesuffix("_orig") for tensor in module._parameters if tensor.endswith("_orig")]
+    masked = [tensor for tensor in tensors if f"{tensor}_mask" in module._buffers]
+    if masked:
+        raise ValueError(
+            f"{name or 'the model'} is pruned by torch.nn.utils.prune: make that permanent first, "
+            f"prune.remove(module, {masked[0]!r})"
+        )
+    for parametrizations in getattr(module, "parametrizations", {}).values():
+        if any(isinstance(parametrization, SparseParametrization) for parametrization in parametrizations):
+            raise ValueError("the model is sparsified already: call finalize() first, or sparsify a fresh model")
 
 
 def _is_prunable(place: Place) -> bool:
@@ -100,22 +96,22 @@ def _matches(pattern: Pattern, place: Place) -> bool:
     raise TypeError(f"include and exclude take globs, module types or callables (name, module) -> bool, got {pattern!r}")
 
 
-def _included(pattern: Pattern, everywhere: list[Place], model: nn.Module) -> list[Place]:
+def _included(pattern: Pattern, everywhere: list[Place]) -> list[Place]:
     """What one include pattern names: prunable tensors first, any other parameter only when no prunable one is meant."""
-    found = [place for place in everywhere if _matches(pattern, place)]
-    if not found:
-        raise ValueError(_nothing("include", pattern, [place.name for place in everywhere]))
-    return [place for place in found if _is_prunable(place)] or found
+    matching = [place for place in everywhere if _matches(pattern, place)]
+    if not matching:
+        raise ValueError(_nothing("include", pattern, everywhere))
+    return [place for place in matching if _is_prunable(place)] or matching
 
 
 def _names_a_module(pattern: Pattern, model: nn.Module) -> bool:
     return isinstance(pattern, str) and any(fnmatch.fnmatchcase(name, pattern) for name, _ in model.named_modules())
 
 
-def _nothing(argument: str, pattern: Pattern, names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(names))
-    near = difflib.get_close_matches(str(pattern), names, n=5, cutoff=0.4) or names[:5]
-    return f"{argument} pattern {pattern!r} matches nothing; near misses: {', '.join(near)}"
+def _nothing(argument: str, pattern: Pattern, places: Iterable[Place]) -> str:
+    names = list(dict.fromkeys(place.name for place in places))
+    others = f"; names are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+    return f"{argument} pattern {pattern!r} matches nothing{did_you_mean(str(pattern), names, others)}"
 
 
 def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str]) -> list[Layer]:
@@ -127,7 +123,7 @@ def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str
     layers, done = [], set()
     for place in candidates:
         if parametrize.is_parametrized(place.module, place.tensor):
-            kinds = [type(each).__name__ for each in place.module.parametrizations[place.tensor]]  # type: ignore[index]
+            kinds = [type(other).__name__ for other in place.module.parametrizations[place.tensor]]  # type: ignore[index]
             raise ValueError(
                 f"{place.key} already has the parametrization {', '.join(kinds)}: remove it first, or exclude {place.name!r}"
             )

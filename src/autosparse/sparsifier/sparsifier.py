@@ -14,18 +14,16 @@ from autosparse.common.ranks import mean_over_ranks
 from autosparse.common.tensors import is_sharded, precise, random_stream, whole
 from autosparse.common.warnings import warn
 from autosparse.compute import activation_sparsity
-from autosparse.compute.compute import Compute
+from autosparse.compute.compute import Compute, LayerPlan
 from autosparse.cost import Ledger, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
 from autosparse.sparsifier import plain
-from autosparse.sparsifier import report as summary
-from autosparse.sparsifier import state as checkpoint
-from autosparse.sparsifier.binding import Binding, unwrap
-from autosparse.sparsifier.groups import build_groups, check_optimizers, find_groups
 from autosparse.sparsifier.guard import Event, Guard, GuardState, watch
-from autosparse.sparsifier.report import Report, RunCost
+from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap
+from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
+from autosparse.sparsifier.state import load_state, save_state, share_state
 
 
 def sparsify(
@@ -71,11 +69,8 @@ class Sparsifier:
         convention: str,
         baseline_epochs: int | None,
     ) -> None:
-        for name, value in (
-            ("epochs", epochs),
-            ("steps_per_epoch", steps_per_epoch),
-            ("baseline_epochs", baseline_epochs),
-        ):
+        counts = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "baseline_epochs": baseline_epochs}
+        for name, value in counts.items():
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} = {value!r}; it must be a whole number of at least 1")
         self.model = model
@@ -85,9 +80,8 @@ class Sparsifier:
         self.steps_per_epoch = steps_per_epoch
         self.epoch = 0
         self.step = 0
-        self.memory: dict[
-            str, Any
-        ] = {}  # what a method remembers between steps; plain values and tensors, saved with the state
+        # What a method remembers between steps: plain values and tensors, saved with the state.
+        self.memory: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.generator = random_stream(seed, "masks")
         self.guard = GuardState(limits) if limits and method.traits.guarded else None
@@ -98,18 +92,19 @@ class Sparsifier:
         self._pending: Tensor | None = None
         self._steps_at_epoch_start = 0
         self._checked_first_step = False
-        self._settled: plain.Fingerprint | None = None
+        self._fingerprint: plain.Fingerprint | None = None
+        self._gates: tuple[float, frozenset[str]] | None = None
         method.check(self)
         self.parts: dict[str, Stateful] = method.parts(self)
         self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
-        self._recorder = None if example_input is not None else Recorder(model)
+        self._recorder = None if example_input is not None else Recorder(model, done=self.ledger.set_profile)
         if example_input is not None:
             self.ledger.set_profile(profile(model, example_input))
         for layer in self.layers:
             layer.attach(method.parametrization(layer, self))
-        self._alpha = method.annealed(self)
-        self._compute.choose("auto", self.layers, model)
         self._started = False
+        self._refresh()
+        self._compute.choose("auto", self.layers, model)
         self._start()
 
     @property
@@ -133,13 +128,11 @@ class Sparsifier:
     @property
     def cost(self) -> RunCost:
         """The FLOPs ledger: Train F and Test F."""
-        self._take_profile()
         return RunCost(self)
 
     def report(self) -> Report:
         """Per layer and overall: the only source of such numbers."""
-        self._take_profile()
-        return summary.make_report(self, str(self._compute))
+        return make_report(self)
 
     @property
     def density_floor(self) -> float:
@@ -156,22 +149,30 @@ class Sparsifier:
         """What the guard has seen."""
         return list(self.guard.events) if self.guard else []
 
-    def compute(self, mode: str) -> None:
-        """How sparsified layers run: "auto" (the default): each pass as it measured faster; "dense"; or "sparse"."""
+    def compute(self, mode: str, fuse: bool = True) -> None:
+        """How sparsified layers run: "auto" (the default): each pass as it measured faster; "dense"; or "sparse".
+
+        `fuse` lets sparse convolutions take over the batch norms, ReLUs and residual sums around them.
+        """
         self._require_attached()
+        self._compute.fuse = fuse
         self._compute.choose(mode, self.layers, self.model)
 
+    def layer_plans(self) -> list[LayerPlan]:
+        """How every layer runs now, with the planner's times where it has measured."""
+        return self._compute.plans(self.layers, self.densities())
+
     def thresholds(self) -> list[nn.Parameter]:
-        """The method's own learned tensors (thresholds, scores), as they are now."""
-        return [parameter for layer in self.layers for parameter in layer.parametrization.parameters()]
+        """The method's learned tensors (thresholds, scores), as they are now."""
+        return list(self._named_thresholds().values())
 
     def param_groups(
         self, groups: Iterable[Any] | None = None, weight_decay: float | None = None, threshold_decay: float | None = None
     ) -> list[dict[str, Any]]:
-        """Optimizer groups: the model's parameters (or the user's own groups), and the thresholds in one of their own.
+        """Optimizer groups: the model's parameters (or the user's groups), and a group of the thresholds.
 
-        weight_decay goes to every group that has none of its own; without it the optimizer's own default holds. Thresholds
-        take the same decay unless threshold_decay is given; steered by a target_sparsity they take none.
+        weight_decay goes to every group that sets none; without it the optimizer's default holds. Thresholds take the same
+        decay unless threshold_decay is given; under a target_sparsity they take none.
         """
         own_decay = self.method.traits.learned_decay if threshold_decay is None else threshold_decay
         decay = weight_decay if own_decay is None else own_decay
@@ -190,9 +191,8 @@ class Sparsifier:
             self._binding.remove()
         self._binding = Binding(unwrapped, self._before_step, self._after_step)
         self._start()
-        checkpoint.share(self)
-        self._alpha = self.method.annealed(self)
-        self._push()
+        share_state(self)
+        self._refresh()
 
     def gradient(self, layer: Layer) -> Tensor:
         """The gradient of a layer's stored weight, whole and unscaled."""
@@ -207,7 +207,7 @@ class Sparsifier:
         return self._binding.scale() if self._binding else 1.0
 
     def learned_groups(self) -> list[dict[str, Any]]:
-        """The optimizers' groups that hold the method's own learned tensors."""
+        """The optimizers' groups that hold the method's learned tensors."""
         return find_groups(self.optimizers, self.thresholds())
 
     def optimizer_state(self, layer: Layer) -> dict[str, Any]:
@@ -220,10 +220,9 @@ class Sparsifier:
         return list(self._binding.optimizers) if self._binding else []
 
     def restart(self) -> None:
-        """Begin time anew, for methods that train in rounds; costs go on adding up."""
+        """Set time back to 0, for methods that train in rounds; costs go on adding up."""
         self.epoch = self.step = self._steps_at_epoch_start = 0
-        self._alpha = self.method.annealed(self)
-        self._push()
+        self._refresh()
 
     def penalty(self) -> Tensor | float:
         """The method's regulariser, to be added to the loss; 0 for methods without one."""
@@ -248,12 +247,11 @@ class Sparsifier:
         self.method.end_epoch(self, value)
         self.epoch += 1
         self._steps_at_epoch_start = self.step
-        self._alpha = self.method.annealed(self)
-        self._push()
-        self.history.append(summary.epoch_record(self, value))
+        self._refresh()
+        self.history.append(epoch_record(self, value))
         self._warn_if_dense()
-        self._compute.plan(self.layers, self.history[-1]["densities"], self.model, self.method.traits.gate_is_rare)
-        self._settled = plain.fingerprint(self.model, self.layers, self.step)
+        self._plan(self.history[-1]["densities"])
+        self._fingerprint = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
         """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
@@ -261,7 +259,7 @@ class Sparsifier:
             name = self.method.about.name
             raise TypeError(f"{name} does not look at data before training: there is nothing to score")
         self.method.score(self, batches, loss_fn)
-        self._push()
+        self._refresh()
 
     def next_round(self, *optimizers: Any) -> bool:
         """Begin the next round of a method that trains in rounds; False when the last one is done."""
@@ -272,7 +270,7 @@ class Sparsifier:
         return self.method.next_round(self)
 
     def load_dense(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load a plain checkpoint; before the first step thresholds and masks start anew from its weights."""
+        """Load a plain checkpoint; before the first step it sets where thresholds and masks start."""
         self._require_attached()
         plain.load(self.model, self.layers, state_dict)
         if self.step == 0:
@@ -289,9 +287,8 @@ class Sparsifier:
         `into` is a plain model that takes the weights instead: the way out of a sharded model, whose ranks gather them.
         """
         self._require_attached()
-        if self._settled:
-            self._settled.warn_if_edited(self.model, self.layers, self.step)
-        self._take_profile()
+        if self._fingerprint:
+            self._fingerprint.warn_if_edited(self.model, self.layers, self.step)
         for layer in self.layers:
             layer.parametrization.harden(layer.weight())
             for place in layer.places:
@@ -310,18 +307,17 @@ class Sparsifier:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact resume needs besides the model's and the optimizer's own state."""
-        return checkpoint.save(self)
+        return save_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run; a state of another method, other layers or another version is refused."""
         self._require_attached()
-        checkpoint.load(self, state)
+        load_state(self, state)
         self._started = True
-        self._alpha = self.method.annealed(self)
-        self._push()
+        self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Hooks belong to the original's optimizer: a copy is bound to its own.
+        # The hooks belong to the original's optimizer: a copy is bound to another.
         return {**self.__dict__, "_binding": None, "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -336,21 +332,32 @@ class Sparsifier:
             self._started = True
             if self.guard:
                 watch(self.layers, self.guard, self.step)
-            self._push()
+            self._set_gates()
 
-    def _push(self) -> None:
-        """Give every layer its gate."""
-        gate = self.method.gate(self)
+    def _refresh(self) -> None:
+        """Compute alpha and set all gates, whatever they hold: a model that was on the meta device holds garbage there."""
+        self._alpha = self.method.annealed(self)
+        self._gates = None
+        if self._started:
+            self._set_gates()
+
+    def _set_gates(self) -> None:
+        """Set every layer's gate if one has changed; layers whose weights escape receive nothing."""
+        gates = self.method.gate(self), frozenset(self.guard.escaped if self.guard else ())
+        if gates == self._gates:
+            return
+        self._gates, (gate, escaped) = gates, gates
         for layer in self.layers:
-            held = self.guard is not None and layer.name in self.guard.escaped
-            layer.parametrization.open_gate(0.0 if held else gate)
+            layer.parametrization.open_gate(0.0 if layer.name in escaped else gate)
+
+    def _plan(self, densities: Sequence[float]) -> None:
+        self._compute.plan(self.layers, densities, self.model, self.method.traits.gate_is_rare)
 
     def _before_step(self) -> bool:
         for layer in self.layers:
             layer.parametrization.refuse_narrow(layer.name)
         if not self._checked_first_step:
             self._check_first_step()
-        self._take_profile()
         self._pending = torch.stack(self.method.passes(self._density(self._counts_of_step()), self))
         return self.method.before_step(self)
 
@@ -361,13 +368,13 @@ class Sparsifier:
         if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
             watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
-        self._push()
+        self._set_gates()
         if self._compute.first_plan_is_due:
-            self._compute.plan(self.layers, self.densities(), self.model, self.method.traits.gate_is_rare)
+            self._plan(self.densities())
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
-        self._push()
+        self._refresh()
         named = self._named_thresholds()
         check_optimizers(self._binding.optimizers, named)
         self._checked_first_step = True
@@ -386,29 +393,24 @@ class Sparsifier:
             warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.traits.prune_more}")
 
     def counts(self) -> Tensor:
-        """Active weights of every layer, as one tensor on the model's device: no sync."""
+        """Active weights per layer, as one tensor on the model's device: no sync."""
         return torch.stack([layer.count_active() for layer in self.layers])
 
     def _counts_of_step(self) -> Tensor:
         """The same after a forward pass, which may have counted already."""
-        known = [layer.parametrization.cached_count(layer.stored) for layer in self.layers]
-        return self.counts() if None in known else torch.tensor(known)
+        counts = [layer.parametrization.cached_count(layer.stored) for layer in self.layers]
+        return self.counts() if None in counts else torch.tensor(counts)
 
     def _density(self, counts: Tensor) -> Tensor:
         counts = precise(counts)
         return counts / torch.tensor([layer.numel for layer in self.layers], dtype=counts.dtype, device=counts.device)
 
     def _named_thresholds(self) -> dict[str, nn.Parameter]:
-        found = {}
-        for layer in self.layers:
-            for name, parameter in layer.parametrization.named_parameters():
-                found[f"{layer.name}: {name}"] = parameter
-        return found
-
-    def _take_profile(self) -> None:
-        if self._recorder and self._recorder.profile is not None:
-            self.ledger.set_profile(self._recorder.profile)
-            self._recorder = None
+        return {
+            f"{layer.name}: {name}": parameter
+            for layer in self.layers
+            for name, parameter in layer.parametrization.named_parameters()
+        }
 
     def _require_attached(self) -> None:
         if not self.layers[0].attached:

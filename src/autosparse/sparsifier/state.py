@@ -1,4 +1,4 @@
-"""The Sparsifier's own state, saved and checked on the way back."""
+"""The state of a Sparsifier, saved, and checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -18,110 +18,107 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-def save(run: Sparsifier) -> dict[str, Any]:
+def save_state(sp: Sparsifier) -> dict[str, Any]:
     """Plain values and tensors: torch.load(weights_only=True) reads it back."""
     return {
         "version": VERSION,
-        **_identity(run),
-        "epoch": run.epoch,
-        "step": run.step,
-        "epoch_start": run._steps_at_epoch_start,
-        "memory": dict(run.memory),
-        "history": list(run.history),
-        "generator": run.generator.get_state(),
-        "ledger": run.ledger.state_dict(),
-        "compute": run._compute.state_dict(),
-        **{name: None if part is None else part.state_dict() for name, part in _parts(run).items()},
+        **_identity(sp),
+        "epoch": sp.epoch,
+        "step": sp.step,
+        "epoch_start": sp._steps_at_epoch_start,
+        "memory": dict(sp.memory),
+        "history": list(sp.history),
+        "generator": sp.generator.get_state(),
+        "ledger": sp.ledger.state_dict(),
+        "compute": sp._compute.state_dict(),
+        **{name: None if part is None else part.state_dict() for name, part in _parts(sp).items()},
     }
 
 
-def load(run: Sparsifier, state: Mapping[str, Any]) -> None:
+def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     """Check everything, then continue from `state`."""
     if "version" not in state:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
-    state, identity = in_time_of_one_round(state), _identity(run)
+    state, identity = in_time_of_one_round(state), _identity(sp)
     differences = _differences(state, identity) if identity.keys() <= state.keys() else []
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
-    missing = [key for key in save(run) if key not in state and key != "compute"]  # which older states do not have
+    missing = [key for key in save_state(sp) if key not in state and key != "compute"]  # which older states do not have
     if missing:
         raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
-    run.epoch = state["epoch"]
-    run.step, run._steps_at_epoch_start = state["step"], state["epoch_start"]
-    run.memory = dict(state["memory"])
-    run.history = list(state["history"])
-    run.generator.set_state(state["generator"].cpu())  # torch.load(map_location=...) moves it
-    run.ledger.load_state_dict(state["ledger"])
-    if run.ledger.profile is not None and run._recorder is not None:  # its hooks would make the next pass another one
-        run._recorder.close()
-        run._recorder = None
+    sp.epoch = state["epoch"]
+    sp.step, sp._steps_at_epoch_start = state["step"], state["epoch_start"]
+    sp.memory = dict(state["memory"])
+    sp.history = list(state["history"])
+    sp.generator.set_state(state["generator"].cpu())  # torch.load(map_location=...) moves it
+    sp.ledger.load_state_dict(state["ledger"])
+    if sp.ledger.profile is not None and sp._recorder is not None:  # its hooks would record the next pass once more
+        sp._recorder.close()
     if "compute" in state:
-        run._compute.load_state_dict(state["compute"], run.layers, run.model)
-    for name, part in _parts(run).items():
+        sp._compute.load_state_dict(state["compute"], sp.layers, sp.model)
+    for name, part in _parts(sp).items():
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
 
 
-def share(run: Sparsifier) -> None:
+def share_state(sp: Sparsifier) -> None:
     """Give every rank the state of rank 0, masks included; DDP does so for weights, which may have started apart."""
     if ranks() == 1:
         return
-    device = run.layers[0].stored.device
-    state, refusal = from_first_rank(save(run), device), None
+    device = sp.layers[0].stored.device
+    state, refusal = from_first_rank(save_state(sp), device), None
     try:
-        load(run, state)
+        load_state(sp, state)
     except ValueError as error:
         refusal = error
     # all ranks stop together: one that went on alone would wait for the others forever
     if mean_over_ranks(float(refusal is None), device) < 1:
-        raise refusal or ValueError("another rank was given another run than this one: all ranks need the same settings")
-    for layer in run.layers:  # DDP leaves buffers alone under broadcast_buffers=False
+        raise refusal or ValueError("the ranks were given different runs: all ranks need the same settings")
+    for layer in sp.layers:  # DDP leaves buffers alone under broadcast_buffers=False
         for buffer in layer.parametrization.buffers():
             dist.broadcast(buffer, src=0)
 
 
-def _parts(run: Sparsifier) -> dict[str, Stateful | None]:
+def _parts(sp: Sparsifier) -> dict[str, Stateful | None]:
     """What has a state of its own; states of 0.1 hold None for a part that the method does not have."""
-    return {"guard": run.guard, **run.parts}
+    return {"guard": sp.guard, **sp.parts}
 
 
-def _identity(run: Sparsifier) -> dict[str, Any]:
+def _identity(sp: Sparsifier) -> dict[str, Any]:
     return {
-        "method": run.method.about.name,
-        "fields": _plain(plain_fields(run.method)),
-        "layers": {layer.name: list(layer.shape) for layer in run.layers},
-        "epochs": run.epochs,
-        "steps_per_epoch": run.steps_per_epoch,
+        "method": sp.method.about.name,
+        "fields": _plain(plain_fields(sp.method)),
+        "layers": {layer.name: list(layer.shape) for layer in sp.layers},
+        "epochs": sp.epochs,
+        "steps_per_epoch": sp.steps_per_epoch,
     }
 
 
 def _plain(value: Any) -> Any:
     """Paths as text, tuples as lists: what torch.load(weights_only=True) reads, and JSON gives back the same."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    if saved["method"] != own["method"]:
-        return [f"its method is {saved['method']}, this one's {own['method']}"]
-    found = [f"{name} was {saved[name]}, is {own[name]}" for name in ("epochs", "steps_per_epoch") if saved[name] != own[name]]
-    before, now = _plain(saved["fields"]), own["fields"]
-    found += [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
+def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    if saved["method"] != here["method"]:
+        return [f"its method is {saved['method']}, this one's {here['method']}"]
+    before, now = ({name: of[name] for name in ("epochs", "steps_per_epoch")} | _plain(of["fields"]) for of in (saved, here))
+    names = [*now, *sorted(before.keys() - now.keys())]
+    differences = [
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
     ]
-    gone, new = saved["layers"].keys() - own["layers"].keys(), own["layers"].keys() - saved["layers"].keys()
-    found += [f"layers only in the state: {', '.join(sorted(gone))}"] * bool(gone)
-    found += [f"layers only in this model: {', '.join(sorted(new))}"] * bool(new)
-    found += [
-        f"{name} has shape {saved['layers'][name]} in the state, {own['layers'][name]} here"
-        for name in saved["layers"].keys() & own["layers"].keys()
-        if saved["layers"][name] != own["layers"][name]
+    shapes, shapes_here = saved["layers"], here["layers"]
+    for where, only in (("the state", shapes.keys() - shapes_here.keys()), ("this model", shapes_here.keys() - shapes.keys())):
+        differences += [f"layers only in {where}: {', '.join(sorted(only))}"] * bool(only)
+    differences += [
+        f"{name} has shape {shapes[name]} in the state, {shapes_here[name]} here"
+        for name in shapes
+        if name in shapes_here and shapes[name] != shapes_here[name]
     ]
-    return found
+    return differences
