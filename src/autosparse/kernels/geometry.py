@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 INT32_MAX = 2**31 - 1
 FLOAT_BYTES = 4
@@ -151,11 +151,11 @@ class PassGroup:
     block_channels: int
     covers_target: bool  # else pixels that no grid reaches are zero
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         return math.ceil(self.source.channels / self.block_channels)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Tiles of one grid: as many for a small grid as for the largest, since they share the tiling."""
         return self.tiling.tiles(self.images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Layout:
     def compressed_rows(self) -> int:
         return self.forward_group.blocks * self.conv.out_channels
 
-    @property
+    @cached_property
     def transposed_rows_per_phase(self) -> int:
         assert self.gradient_group is not None
         return self.gradient_group.blocks * self.conv.in_channels
