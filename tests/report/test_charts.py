@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosparse.report import Run, comparison, curves, palette, read_run
-from autosparse.report.charts import MOST_POINTS, Line, LineChart, labels, thinned
+from autosparse.report.charts import MOST_POINTS, Curve, LineChart, labels, thinned
 from autosparse.report.comparison import compare_runs
 
 Maker = Callable[..., Path]
@@ -52,7 +52,7 @@ def test_the_frontier_joins_what_nobody_beats(make_run: Maker) -> None:
 def test_layers_cost_and_keep_what_the_result_says(make_run: Maker) -> None:
     run = read_run(make_run())
     flops = comparison.layer_flops([run])
-    assert flops.x_label == "thousand MACs a sample"
+    assert flops.x_label == "thousand MACs per sample"
     assert {row.name: (row.behind, *row.values) for row in flops.rows} == {
         "stem": (0.2, 0.2),
         "a": (1.0, pytest.approx(0.4)),
@@ -121,7 +121,7 @@ def test_an_axis_holds_its_values_and_is_not_negative_for_nothing(values: list[f
 
 
 def axis(values: list[float], **options: Any) -> LineChart:
-    line = Line("a", list(range(len(values))), values, palette.DENSE)
+    line = Curve("a", list(range(len(values))), values, palette.DENSE)
     return LineChart("key", "title", "note", "x", "y", "", (line,), **options)
 
 

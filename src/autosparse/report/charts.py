@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from autosparse.report.palette import Colour
 from autosparse.report.runs import Run
 
-# More points than this cannot be told apart in a figure.
+# A figure cannot show more points than this.
 MOST_POINTS = 400
-# A log axis shows small and large thresholds alike; below this ratio a linear one is easier to read.
+# Below this ratio of largest to smallest value a linear axis is easier to read than a log axis.
 LOG_RATIO = 50.0
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One curve; None is a gap."""
 
     name: str
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Curves over time. `unit` is "%" or nothing; low and high are ends that the axis has at least."""
+    """Curves over time. `unit` is "%" or nothing; the axis reaches at least from low to high."""
 
     key: str
     title: str
@@ -40,22 +40,23 @@ class LineChart:
     x_label: str
     y_label: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
     low: float | None = None
     high: float | None = None
     last_x: float | None = None
     log: bool = False
 
     def y_range(self) -> tuple[float, float, bool]:
-        """The ends of the y axis, with a little room around the values, and whether it is logarithmic."""
+        """The ends of the y axis, with a margin around the values, and whether it is logarithmic."""
         values = sorted(value for line in self.lines for value in line.ys if value is not None) or [0.0, 1.0]
         first, last = values[0], values[-1]
         if self.log and first > 0 and last / first > LOG_RATIO:
             return first / 1.3, last * 1.3, True
-        room = 0.06 * (last - first) or 0.05 * abs(last) or 0.5
+        margin = 0.06 * (last - first) or 0.05 * abs(last) or 0.5
         # a quantity that is never negative does not get an axis below 0
-        bottom = min(self.low, first) if self.low is not None else max(0.0, first - room) if first >= 0 else first - room
-        top = last + room if self.high is None else max(self.high, last)
+        padded = max(0.0, first - margin) if first >= 0 else first - margin
+        bottom = padded if self.low is None else min(self.low, first)
+        top = last + margin if self.high is None else max(self.high, last)
         return bottom, top if top > bottom else bottom + 1.0, False
 
 
@@ -69,8 +70,8 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer: a value for every mark, and the pale bar behind them."""
+class LayerRow:
+    """One layer: a value per mark, and the pale bar behind them."""
 
     name: str
     values: tuple[float | None, ...]
@@ -88,7 +89,7 @@ class RowChart:
     x_label: str
     unit: str
     marks: tuple[Mark, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     behind_name: str = ""
     guide_name: str = ""
     high: float | None = None
@@ -125,7 +126,7 @@ Chart = LineChart | RowChart | PointChart
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for every run that no other has: the recipe's, then with the seed, the folder, a number."""
+    """A unique name per run: the recipe's, with the seed, the folder or a number where that is needed."""
     names = [run.name for run in runs]
     seeded = [f"{run.name}, seed {run.info.get('seed', '?')}" for run in runs]
     placed = [f"{run.name} ({run.folder.resolve().name})" for run in runs]
@@ -138,12 +139,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
-    """At most as many points as a figure can show, the last one always among them."""
+    """At most as many points as a figure can show, always with the last one."""
     every = -(-len(xs) // MOST_POINTS) or 1
     places = sorted({*range(0, len(xs), every), *([len(xs) - 1] if xs else [])})
     return [xs[place] for place in places], [ys[place] for place in places]
 
 
-def per_cent(values: Sequence[float | None]) -> list[float | None]:
-    """Fractions as per cent."""
-    return [None if value is None else 100 * value for value in values]
+def percent(fraction: float | None) -> float | None:
+    """A fraction in percent; a missing value stays missing."""
+    return None if fraction is None else 100 * fraction

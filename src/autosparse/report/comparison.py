@@ -1,4 +1,4 @@
-"""Runs side by side: the paper's columns, the frontier, and what every layer keeps and costs."""
+"""Runs side by side: the paper's columns, the frontier, and the sparsity and cost of every layer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosparse.report import palette
-from autosparse.report.charts import Mark, Point, PointChart, Row, RowChart, labels
+from autosparse.report.charts import LayerRow, Mark, Point, PointChart, RowChart, labels, percent
 from autosparse.report.runs import DENSE, Run, block, number
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A row of the comparison table; accuracies, drop and sparsity in per cent, costs as fractions of the dense run."""
+    """A row of the comparison table; accuracies, drop and sparsity in percent, costs as fractions of the dense run."""
 
     label: str
     method: str
@@ -28,7 +28,7 @@ class Compared:
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Compared]:
-    """One row a run, in the columns of the paper's tables. Drop is relative to Base, as there."""
+    """One row per run with the columns of the paper's tables. As there, Drop is relative to Base."""
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
         base, accuracy = base_accuracy(run, runs), run.last("accuracy")
@@ -40,10 +40,10 @@ def compare_runs(runs: Sequence[Run]) -> list[Compared]:
                 label,
                 run.method,
                 run.finished,
-                _hundred(base),
-                _hundred(accuracy),
+                percent(base),
+                percent(accuracy),
                 drop,
-                _hundred(sparsity),
+                percent(sparsity),
                 train,
                 test,
                 run.last("seconds"),
@@ -54,12 +54,12 @@ def compare_runs(runs: Sequence[Run]) -> list[Compared]:
 
 
 def base_accuracy(run: Run, runs: Sequence[Run]) -> float | None:
-    """Accuracy of the dense run: the one beside, else one among `runs` with the same net, data, length and seed."""
+    """Accuracy of the run's dense baseline, else of a run among `runs` with the same net, data, length and, if any, seed."""
     if run.is_dense:
         return run.last("accuracy")
-    known = number((run.result or {}).get("base_accuracy"))
-    if known is not None:
-        return known
+    recorded = number((run.result or {}).get("base_accuracy"))
+    if recorded is not None:
+        return recorded
     if run.dense is not None:
         return run.dense.last("accuracy")
     twins = [other for other in runs if other.is_dense and other.finished and _task(other) == _task(run)]
@@ -69,16 +69,15 @@ def base_accuracy(run: Run, runs: Sequence[Run]) -> float | None:
 
 def frontier(runs: Sequence[Run]) -> PointChart:
     """Accuracy against sparsity; the line joins the runs that no other run beats in both."""
-    rows = [row for row in compare_runs(runs) if row.method != DENSE]
-    found = [
+    results = [
         (row.label, row.method, row.sparsity, row.accuracy)
-        for row in rows
-        if row.sparsity is not None and row.accuracy is not None
+        for row in compare_runs(runs)
+        if row.method != DENSE and row.sparsity is not None and row.accuracy is not None
     ]
-    # dense runs all stand at sparsity 0: a level instead of points leaves the axis to the sparse ones
+    # all dense runs have sparsity 0: one level instead of points leaves the axis to the sparse runs
     dense = [one.last("accuracy") for run in runs for one in (run, run.dense) if one is not None and one.is_dense]
     levels = [100 * value for value in dense if value is not None]
-    methods = list(dict.fromkeys(method for _, method, _, _ in found))
+    methods = list(dict.fromkeys(method for _, method, _, _ in results))
     points = [
         Point(
             name,
@@ -86,9 +85,9 @@ def frontier(runs: Sequence[Run]) -> PointChart:
             x,
             y,
             palette.of_run(methods.index(method)),
-            best=not any((a >= x and b > y) or (a > x and b >= y) for _, _, a, b in found),
+            best=not any((a >= x and b > y) or (a > x and b >= y) for _, _, a, b in results),
         )
-        for name, method, x, y in found
+        for name, method, x, y in results
     ]
     word = "token accuracy" if runs and all(run.translates for run in runs) else "accuracy"
     note = "Up and to the right is better. The line joins the runs that no other beats in both."
@@ -99,12 +98,12 @@ def frontier(runs: Sequence[Run]) -> PointChart:
 
 
 def layer_sparsity(runs: Sequence[Run]) -> RowChart:
-    """Final sparsity of every layer against the same zeros spread uniformly."""
+    """Final sparsity of every layer, against the same number of zeros spread uniformly."""
     marks, tables = [], []
     for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         final = _final_sparsities(run)
         if final:
-            marks.append(Mark(label, palette.of_run(place), _hundred(run.last("sparsity"))))
+            marks.append(Mark(label, palette.of_run(place), percent(run.last("sparsity"))))
             tables.append({name: 100 * value for name, value in final.items()})
     names = list(dict.fromkeys(name for table in tables for name in table))
     rows = tuple(_row(name, tuple(table.get(name) for table in tables), " %") for name in names)
@@ -115,7 +114,7 @@ def layer_sparsity(runs: Sequence[Run]) -> RowChart:
 
 
 def layer_flops(runs: Sequence[Run]) -> RowChart:
-    """Multiply-accumulates of every layer for one sample, dense and sparse."""
+    """Multiply-accumulates per layer for one sample, dense and sparse."""
     marks, tables, dense = [], [], dict[str, float]()
     for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         counted = _macs(run)
@@ -137,14 +136,14 @@ def layer_flops(runs: Sequence[Run]) -> RowChart:
         "Multiply-accumulates (MACs) of one sample; one MAC is two FLOPs. The pale bar is the dense layer. Counted, not timed."
     )
     return RowChart(
-        "layer-flops", "FLOPs of every layer", note, f"{prefix}MACs a sample", "", tuple(marks), rows, behind_name="dense"
+        "layer-flops", "FLOPs of every layer", note, f"{prefix}MACs per sample", "", tuple(marks), rows, behind_name="dense"
     )
 
 
-def _row(name: str, values: tuple[float | None, ...], unit: str, behind: float | None = None) -> Row:
-    known = [value for value in values if value is not None]
-    text = f"{known[0]:.1f}{unit}" if unit else f"{known[0] / behind:.0%}" if behind and known else ""
-    return Row(name, values, behind, text if len(values) == 1 and known else "")
+def _row(name: str, values: tuple[float | None, ...], unit: str, behind: float | None = None) -> LayerRow:
+    value = values[0] if len(values) == 1 else None
+    text = "" if value is None else f"{value:.1f}{unit}" if unit else f"{value / behind:.0%}" if behind else ""
+    return LayerRow(name, values, behind, text)
 
 
 def _final_sparsities(run: Run) -> dict[str, float]:
@@ -161,10 +160,6 @@ def _macs(run: Run) -> dict[str, float]:
 
 def _task(run: Run) -> tuple[object, ...]:
     return block(run.recipe, "model"), block(run.recipe, "data"), run.epochs
-
-
-def _hundred(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def _over(value: float | None, divisor: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autosparse.report import palette
-from autosparse.report.charts import Line, LineChart, labels, per_cent, thinned
+from autosparse.report.charts import Curve, LineChart, labels, percent, thinned
 from autosparse.report.palette import Colour
 from autosparse.report.runs import Run, block, number
 
@@ -20,18 +20,18 @@ def accuracy(runs: Sequence[Run]) -> LineChart:
         "On the validation data after every epoch.",
         word.lower(),
         "%",
-        _both(runs, "accuracy", "", True),
+        _with_baselines(runs, "accuracy", "", True),
     )
 
 
 def loss(runs: Sequence[Run]) -> LineChart:
     """Training loss and validation loss of one run, training loss of several."""
-    lines = _both(runs, "loss", "training" if len(runs) == 1 else "")
+    lines = _with_baselines(runs, "loss", "training" if len(runs) == 1 else "")
     note = "Mean over every epoch."
     if any(block(run.recipe, "train").get("label_smoothing") for run in runs):
         note += " Label smoothing raises the training loss only."
     if len(runs) == 1:
-        # lighter companions of the training curves would be hard to tell apart: validation has colours of its own
+        # lighter shades of the training curves would be hard to distinguish: validation has its own colours
         lines += _lines(runs, "validation_loss", "validation", [palette.RUNS[1]])
         reference = runs[0].reference
         if reference is not None:
@@ -44,11 +44,11 @@ def loss(runs: Sequence[Run]) -> LineChart:
 def sparsity(runs: Sequence[Run]) -> LineChart:
     """Overall fraction of zeros."""
     note = "Zeros among all sparsified weights."
-    return _chart(runs, "sparsity", "Overall sparsity", note, "zeros", "%", _lines(runs, "sparsity", per_cents=True), 0, 100)
+    return _chart(runs, "sparsity", "Overall sparsity", note, "zeros", "%", _lines(runs, "sparsity", in_percent=True), 0, 100)
 
 
 def alpha(runs: Sequence[Run]) -> LineChart:
-    """What pruned weights receive of their gradient."""
+    """The share of their gradient that pruned weights receive."""
     note = "Share of their gradient that pruned weights still receive."
     return _chart(runs, "alpha", "Gradient annealing", note, "alpha", "", _lines(runs, "alpha"), 0)
 
@@ -60,8 +60,8 @@ def train_cost(runs: Sequence[Run]) -> LineChart:
 
 
 def test_cost(runs: Sequence[Run]) -> LineChart:
-    """Test F of the net as it stands; dense is 1."""
-    note = "FLOPs of one forward pass of the net as it stands; the dense net is 1. Counted, not timed."
+    """Test F of the net after every epoch; dense is 1."""
+    note = "FLOPs of one forward pass of the net after every epoch; the dense net is 1. Counted, not timed."
     return _chart(runs, "test-flops", "Test F", note, "fraction of dense FLOPs", "", _lines(runs, "test_fraction"), 0, 1)
 
 
@@ -79,22 +79,22 @@ def layer_sparsity(run: Run) -> LineChart:
 
 
 def thresholds(run: Run) -> LineChart:
-    """Threshold of every layer, on a log axis where they differ much."""
+    """Threshold of every layer, on a log axis where they differ widely."""
     lines = _layer_lines(run, "thresholds", float)
     note = "Weights smaller than the threshold are zero; a layer with several shows their mean."
     return _chart([run], "thresholds", "Thresholds", note, "threshold", "", lines, log=True)
 
 
 def controller(run: Run) -> LineChart:
-    """Sparsity that the target's controller wanted and what was reached."""
+    """The sparsity that the target's controller aimed at, and what was reached."""
     history = (run.result or {}).get("controller") or []
     steps = [float(step) for step, *_ in history]
     lines = []
     for place, (name, dashed) in enumerate((("wanted", True), ("reached", False)), start=1):
-        xs, ys = thinned(steps, per_cent([number(entry[place]) for entry in history]))
-        lines.append(Line(name, xs, ys, palette.DENSE if dashed else palette.RUNS[0], dashed))
-    note = "What the target's controller asked for, and what the thresholds gave, step by step."
-    return LineChart("controller", "Target controller", note, "step", "zeros", "%", _kept(lines), 0, 100)
+        xs, ys = thinned(steps, [percent(number(entry[place])) for entry in history])
+        lines.append(Curve(name, xs, ys, palette.DENSE if dashed else palette.RUNS[0], dashed))
+    note = "The sparsity that the target's controller aimed at, and the sparsity that was reached, step by step."
+    return LineChart("controller", "Target controller", note, "step", "zeros", "%", _not_empty(lines), 0, 100)
 
 
 def _chart(
@@ -104,7 +104,7 @@ def _chart(
     note: str,
     y_label: str,
     unit: str,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     low: float | None = None,
     high: float | None = None,
     log: bool = False,
@@ -112,10 +112,10 @@ def _chart(
     # an unfinished run shows how far it still has to go
     planned = [run.epochs for run in runs if run.epochs is not None and not run.finished and run.metrics]
     last = float(max(planned)) if planned else None
-    return LineChart(key, title, note, "epoch", y_label, unit, _kept(lines), low, high, last, log)
+    return LineChart(key, title, note, "epoch", y_label, unit, _not_empty(lines), low, high, last, log)
 
 
-def _kept(lines: Sequence[Line]) -> tuple[Line, ...]:
+def _not_empty(lines: Sequence[Curve]) -> tuple[Curve, ...]:
     return tuple(line for line in lines if not line.empty)
 
 
@@ -125,38 +125,38 @@ def _lines(
     what: str = "",
     colours: Sequence[Colour] | None = None,
     dashed: bool = False,
-    per_cents: bool = False,
-) -> list[Line]:
+    in_percent: bool = False,
+) -> list[Curve]:
     lines = []
     for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         xs, ys = thinned(*run.curve(key))
         name = what or label if len(runs) == 1 else f"{label}, {what}" if what else label
-        beside = run.is_dense and len(runs) > 1
-        colour = colours[place] if colours else palette.DENSE if beside else palette.of_run(place)
-        lines.append(Line(name, xs, per_cent(ys) if per_cents else ys, colour, dashed or beside))
+        is_baseline = run.is_dense and len(runs) > 1
+        colour = colours[place] if colours else palette.DENSE if is_baseline else palette.of_run(place)
+        values = [percent(value) for value in ys] if in_percent else ys
+        lines.append(Curve(name, xs, values, colour, dashed or is_baseline))
     return lines
 
 
-def _both(runs: Sequence[Run], key: str, what: str = "", per_cents: bool = False) -> list[Line]:
-    """The runs' curves, and those of the dense runs beside them."""
-    lines = _lines(runs, key, what, per_cents=per_cents)
-    beside = [(place, run.dense, label) for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)) if run.dense]
-    for place, dense, label in beside:
-        colour = palette.DENSE if len(runs) == 1 else palette.of_run(place)
-        found = _lines([dense], key, per_cents=per_cents)[0]
-        name = " ".join(filter(None, ("dense", what))) if len(runs) == 1 else f"dense beside {label}"
-        lines.append(Line(name, found.xs, found.ys, colour, dashed=True))
+def _with_baselines(runs: Sequence[Run], key: str, what: str = "", in_percent: bool = False) -> list[Curve]:
+    """The runs' curves, and those of their dense baselines."""
+    lines = _lines(runs, key, what, in_percent=in_percent)
+    for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        if run.dense:
+            name = " ".join(filter(None, ("dense", what))) if len(runs) == 1 else f"dense baseline of {label}"
+            colour = palette.DENSE if len(runs) == 1 else palette.of_run(place)
+            lines += _lines([run.dense], key, name, [colour], dashed=True, in_percent=in_percent)
     return lines
 
 
-def _layer_lines(run: Run, key: str, of: Callable[[float], float]) -> list[Line]:
+def _layer_lines(run: Run, key: str, of: Callable[[float], float]) -> list[Curve]:
     names = run.layer_names
     lines = []
     for place, name in enumerate(names):
         values = [_at(entry.get(key), place) for entry in run.metrics]
         shown = [None if value is None else of(value) for value in values]
         xs, ys = thinned([entry["epoch"] for entry in run.metrics], shown)
-        lines.append(Line(name, xs, ys, palette.of_layer(place, len(names))))
+        lines.append(Curve(name, xs, ys, palette.of_layer(place, len(names))))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The one renderer of charts, with matplotlib: on an axis that the caller made, as PNG, or as SVG for the page.
+"""The one renderer of charts, with matplotlib: on the caller's axis, as PNG, or as SVG for the page.
 
 figure, axis = plt.subplots()
 figures.sparsity_over_time([read_run("runs/a"), read_run("runs/b")], axis)
@@ -55,8 +55,8 @@ def draw(chart: Chart, axis: Axes) -> None:
     handles, names = axis.get_legend_handles_labels()
     if len(names) > 1 or isinstance(chart, RowChart):
         if len(names) > MOST_IN_LEGEND:  # colours run with depth: the first, some between and the last tell enough
-            kept = sorted({round(place * (len(names) - 1) / (MOST_IN_LEGEND - 1)) for place in range(MOST_IN_LEGEND)})
-            handles, names = [handles[place] for place in kept], [names[place] for place in kept]
+            shown = sorted({round(place * (len(names) - 1) / (MOST_IN_LEGEND - 1)) for place in range(MOST_IN_LEGEND)})
+            handles, names = [handles[place] for place in shown], [names[place] for place in shown]
         beyond_values = 1.12 if isinstance(chart, RowChart) and any(row.text for row in chart.rows) else 1.01
         axis.legend(
             handles, names, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(beyond_values, 1.0), borderaxespad=0
@@ -78,7 +78,7 @@ def _draw_bare(chart: Chart, axis: Axes) -> None:
 
 
 def png(chart: Chart) -> bytes:
-    """A chart as a PNG file of its own."""
+    """A chart as a PNG file."""
     figure, axis = _new_figure(chart, WIDTH, HEIGHT)
     figure.set_facecolor("white")
     draw(chart, axis)
@@ -89,7 +89,7 @@ def png(chart: Chart) -> bytes:
 
 @dataclass(frozen=True)
 class Area:
-    """Where in a drawing the values stand: left, top, width and height as shares of it, and the ends of both axes."""
+    """The part of a drawing that holds the values: left, top, width and height as fractions, and the ends of both axes."""
 
     box: tuple[float, float, float, float]
     x: tuple[float, float]
@@ -135,7 +135,7 @@ def _colours(chart: Chart) -> set[Colour]:
 
 
 def _for_page(markup: str, colours: set[Colour], spoken: str) -> str:
-    """What matplotlib wrote, without its preamble, metadata and names, in colours that follow the page's scheme."""
+    """Matplotlib's SVG without its preamble, metadata and names, in colours that follow the page's scheme."""
     markup = markup[markup.index("<svg") :]
     markup = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", markup, flags=re.DOTALL)
     size = re.search(r'viewBox="([^"]+)"', markup)
@@ -230,13 +230,13 @@ def _points(chart: PointChart, axis: Axes) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name that matplotlib takes as it is: no mathematics between dollars, no hiding after an underscore."""
+    """A name that matplotlib shows literally: dollars start no formula, a leading underscore hides nothing."""
     shown = name.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def _short(name: str) -> str:
-    """The end of a long name, which tells layers apart."""
+    """The end of a long name, where layers differ."""
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 

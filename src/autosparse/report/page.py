@@ -20,21 +20,21 @@ GENERATOR = '<meta name="generator" content="autosparse report">'
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
-    """The charts that these runs have something to show in, in the page's order."""
-    found: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
-    found += [curves.accuracy(runs), curves.loss(runs), curves.sparsity(runs), curves.alpha(runs)]
-    found += [curves.train_cost(runs), curves.test_cost(runs)]
-    found += _own_curves(runs[0]) if len(runs) == 1 else []
-    found += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
-    return [chart for chart in found if not _empty(chart)]
+    """The charts for which these runs have values, in the page's order."""
+    charts: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
+    charts += [curves.accuracy(runs), curves.loss(runs), curves.sparsity(runs), curves.alpha(runs)]
+    charts += [curves.train_cost(runs), curves.test_cost(runs)]
+    charts += _single_run_curves(runs[0]) if len(runs) == 1 else []
+    charts += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
+    return [chart for chart in charts if not _empty(chart)]
 
 
 def build_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
-    """The HTML of a report; `images` are files beside it to link to."""
-    body = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    """The HTML of a report; `images` are files in the same folder to link to."""
+    body = _page_of_one(runs[0]) if len(runs) == 1 else _page_of_several(runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
     style, script = (resources.files("autosparse.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    # nothing is ever fetched, and no script but ours runs, whatever a recipe's texts hold
+    # nothing is ever fetched, and no script but ours runs, whatever text a recipe holds
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     links = ", ".join(f'<a href="{escape(name)}">{escape(name.removesuffix(".png"))}</a>' for name in images)
@@ -49,21 +49,20 @@ def build_page(runs: Sequence[Run], images: Sequence[str] = ()) -> str:
     )
 
 
-def _one(run: Run) -> str:
+def _page_of_one(run: Run) -> str:
     header = _header(run.name, f"{sections.badge(run)} {_method_words(run)}", str(run.recipe.get("description") or ""))
     return header + sections.banner(run) + sections.tiles(run) + _details(run, charts_of([run]))
 
 
-def _several(runs: Sequence[Run]) -> str:
+def _page_of_several(runs: Sequence[Run]) -> str:
     names = labels(runs)
     methods = ", ".join(dict.fromkeys(run.method for run in runs))
     header = _header(f"{len(runs)} runs compared", escape(methods), "")
     warnings = "".join(sections.banner(run, name) for run, name in zip(runs, names, strict=True))
     table = sections.comparison_table(comparison.compare_runs(runs))
-    note = "Base: dense accuracy in per cent. Top1(S): accuracy of the sparse net. Drop: loss of accuracy relative to Base. "
+    note = "Base: dense accuracy in percent. Top1(S): accuracy of the sparse net. Drop: loss of accuracy relative to Base. "
     note += "S: zeros. Train F, Test F: fractions of the dense FLOPs."
-    words = {run.translates for run in runs}
-    note += " Accuracy is that of tokens." if words == {True} else ""
+    note += " Accuracy is that of tokens." if all(run.translates for run in runs) else ""
     charts = charts_of(runs)
     plane = "".join(chart_html(chart, True) for chart in charts if isinstance(chart, PointChart))
     parts = [_section("Comparison", f'<div class="card wide">{table}<p class="note">{note}</p></div>{plane}')]
@@ -71,8 +70,8 @@ def _several(runs: Sequence[Run]) -> str:
     parts.append(_section("Over time", lines))
     parts.append(_section("Layers", "".join(chart_html(chart, True) for chart in charts if chart.key.startswith("layer-"))))
     for run, name in zip(runs, names, strict=True):
-        own = [chart for chart in [curves.loss([run]), *_own_curves(run)] if not _empty(chart)]
-        body = f'<p class="sub">{sections.badge(run)} {_method_words(run)}</p>{sections.tiles(run)}{_details(run, own)}'
+        charts = [chart for chart in [curves.loss([run]), *_single_run_curves(run)] if not _empty(chart)]
+        body = f'<p class="sub">{sections.badge(run)} {_method_words(run)}</p>{sections.tiles(run)}{_details(run, charts)}'
         parts.append(f'<details class="run"><summary>{escape(name)}</summary>{body}</details>')
     return header + warnings + "".join(parts)
 
@@ -89,7 +88,7 @@ def _details(run: Run, charts: Sequence[Chart]) -> str:
     return "".join(parts) + _section("Details", text)
 
 
-def _own_curves(run: Run) -> list[Chart]:
+def _single_run_curves(run: Run) -> list[Chart]:
     """Charts that make sense for one run at a time."""
     return [curves.layer_sparsity(run), curves.thresholds(run), curves.controller(run), curves.learning_rate([run])]
 

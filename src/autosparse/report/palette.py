@@ -1,4 +1,4 @@
-"""Colours that people with colour-blindness tell apart, each for light and for dark ground."""
+"""Colours that colour-blind people can distinguish, each for light and for dark backgrounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Colour(NamedTuple):
-    """One colour on white and on black."""
+    """One colour on white and on black backgrounds."""
 
     light: str
     dark: str
@@ -17,7 +17,7 @@ class Colour(NamedTuple):
         return f"light-dark({self.light}, {self.dark})"
 
 
-# Okabe and Ito's palette, its pale hues darkened for white paper and its dark ones lifted for black.
+# Okabe and Ito's palette, its pale hues darkened for white and its dark ones lightened for black backgrounds.
 RUNS = (
     Colour("#0072b2", "#5ab4f0"),
     Colour("#d55e00", "#ff8f4a"),
@@ -30,7 +30,7 @@ RUNS = (
 )
 DENSE = Colour("#6f7785", "#a3abb9")
 
-# From first to last layer; lightness moves one way, so that the order survives grey print.
+# From first to last layer; lightness changes steadily, so that the order survives printing in grey.
 DEPTHS = (
     Colour("#3c1f74", "#8f80f5"),
     Colour("#2f659b", "#62a5ee"),
@@ -41,7 +41,7 @@ DEPTHS = (
 
 
 def of_run(place: int) -> Colour:
-    """The colour of the run at that place."""
+    """The colour of the run at this position."""
     return RUNS[place % len(RUNS)]
 
 

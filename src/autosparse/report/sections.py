@@ -1,4 +1,4 @@
-"""The written parts of the page: key figures, tables, events, the recipe, where a run comes from."""
+"""The text of the page: key figures, tables, events, the recipe, the origin of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,22 @@ from autosparse.report.runs import DENSE, Run, number
 
 STATUS_WORDS = {"running": "still running", "stopped": "stopped", "failed": "failed", "done": "done"}
 DASH = "&ndash;"
+# attribute of a compared run, heading, decimal places
+COLUMNS = (
+    ("base", "Base", 2),
+    ("accuracy", "Top1(S)", 2),
+    ("drop", "Drop %", 2),
+    ("sparsity", "S %", 2),
+    ("train_fraction", "Train F", 3),
+    ("test_fraction", "Test F", 3),
+    ("seconds", "Seconds", 1),
+    ("bleu", "BLEU", 2),
+)
+BEST = {"accuracy": max, "drop": min, "train_fraction": min, "test_fraction": min}
 
 
 def tiles(run: Run) -> str:
-    """The figures that people look for first."""
+    """The most important figures."""
     row = compare_runs([run])[0]
     shown: list[tuple[str, str, str]] = []
     against = "" if row.base is None or run.is_dense else f"dense {row.base:.2f} %, drop {row.drop or 0:.2f} %"
@@ -45,7 +57,7 @@ def tiles(run: Run) -> str:
 
 
 def banner(run: Run, label: str = "") -> str:
-    """What to know before trusting the figures: an unfinished run, a damaged last line."""
+    """Warnings about the figures: an unfinished run, a damaged last line."""
     lines = list(run.notes)
     if not run.finished:
         reached = run.metrics[-1]["epoch"] if run.metrics else 0
@@ -70,49 +82,26 @@ def badge(run: Run) -> str:
 
 def comparison_table(rows: Sequence[Compared]) -> str:
     """The paper's columns, the best accuracy and the smallest costs of finished sparse runs in bold."""
-    with_bleu = any(row.bleu is not None for row in rows)
-    heads = [
-        "Run",
-        "Method",
-        "Base",
-        "Top1(S)",
-        "Drop %",
-        "S %",
-        "Train F",
-        "Test F",
-        "Seconds",
-        *(["BLEU"] if with_bleu else []),
-    ]
+    columns = [column for column in COLUMNS if column[0] != "bleu" or any(row.bleu is not None for row in rows)]
     sparse = [row for row in rows if row.finished and row.method != DENSE]
-    best = {
-        "accuracy": max((row.accuracy for row in sparse if row.accuracy is not None), default=None),
-        "drop": min((row.drop for row in sparse if row.drop is not None), default=None),
-        "train_fraction": min((row.train_fraction for row in sparse if row.train_fraction is not None), default=None),
-        "test_fraction": min((row.test_fraction for row in sparse if row.test_fraction is not None), default=None),
-    }
-    columns = [
-        ("base", 2),
-        ("accuracy", 2),
-        ("drop", 2),
-        ("sparsity", 2),
-        ("train_fraction", 3),
-        ("test_fraction", 3),
-        ("seconds", 1),
-    ]
-    columns += [("bleu", 2)] if with_bleu else []
+    best = {key: pick(_values(sparse, key), default=None) for key, pick in BEST.items()}
     body = []
     for row in rows:
         cells = [
             f'<th scope="row">{escape(row.label)}{"" if row.finished else " <em>unfinished</em>"}</th>',
             f"<td>{escape(row.method)}</td>",
         ]
-        for key, digits in columns:
+        for key, _, digits in columns:
             value = getattr(row, key)
             text = DASH if value is None else f"{value:,.{digits}f}"
             bold = len(sparse) > 1 and row in sparse and value is not None and best.get(key) == value
             cells.append(f'<td class="n">{f"<b>{text}</b>" if bold else text}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return _table(heads, body, 2)
+    return _table(["Run", "Method", *(heading for _, heading, _ in columns)], body, 2)
+
+
+def _values(rows: Sequence[Compared], key: str) -> list[float]:
+    return [value for row in rows if (value := getattr(row, key)) is not None]
 
 
 def layer_table(run: Run) -> str:
@@ -122,14 +111,14 @@ def layer_table(run: Run) -> str:
     body = []
     for layer in run.layers:
         macs, threshold = number(layer.get("macs")), number(layer.get("threshold"))
-        kept = None if macs is None else macs * (1 - float(layer["sparsity"]))
+        sparse_macs = None if macs is None else macs * (1 - float(layer["sparsity"]))
         cells = [
             f"{int(layer['weights']):,}",
             f"{int(layer['zeros']):,}",
             f"{100 * float(layer['sparsity']):.2f}",
             DASH if threshold is None else f"{threshold:.4g}",
             DASH if macs is None else f"{macs:,.0f}",
-            DASH if kept is None else f"{kept:,.0f}",
+            DASH if sparse_macs is None else f"{sparse_macs:,.0f}",
         ]
         name = f'<th scope="row">{escape(str(layer["name"]))}</th><td>{escape(str(layer.get("kind", "")))}</td>'
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
@@ -139,24 +128,24 @@ def layer_table(run: Run) -> str:
 
 
 def events(run: Run) -> str:
-    """What the guard and the controller did, and the method's own notes."""
+    """What the guard and the controller did, and the notes of the method."""
     result = run.result or {}
-    seen, notes = [str(event) for event in result.get("events") or []], [str(note) for note in result.get("notes") or []]
+    guarded, notes = ([str(line) for line in result.get(key) or []] for key in ("events", "notes"))
     steered = result.get("controller") or []
-    if run.is_dense and not (seen or notes or steered):
+    if run.is_dense and not (guarded or notes or steered):
         return ""
     parts = []
     if not run.finished:
         parts.append("<p>Events are written when a run ends.</p>")
-    elif seen:
-        parts.append(f"<p>The guard spoke {len(seen)} times.</p>{_list(seen)}" if len(seen) > 1 else _list(seen))
+    elif guarded:
+        parts.append((f"<p>The guard acted {len(guarded)} times.</p>" if len(guarded) > 1 else "") + _list(guarded))
     else:
         parts.append("<p>The guard had nothing to do: no layer came near its density floor.</p>")
     if steered:
-        _, wanted, reached, factor = steered[-1]
+        _, goal, reached, factor = steered[-1]
         parts.append(
-            f"<p>The target's controller acted {len(steered):,} times; at the end it wanted {100 * wanted:.3f} % zeros, "
-            f"{100 * reached:.3f} % were reached, its last factor was {factor:.4g}.</p>"
+            f"<p>The target's controller acted {len(steered):,} times. In the end its goal was {100 * goal:.3f} % zeros, "
+            f"{100 * reached:.3f} % were reached, and its last factor was {factor:.4g}.</p>"
         )
     if notes:
         parts.append(f"<p>Notes of the method:</p>{_list(notes)}")
@@ -164,7 +153,7 @@ def events(run: Run) -> str:
 
 
 def recipe(run: Run) -> str:
-    """The resolved recipe, as it can be run again."""
+    """The resolved recipe, ready to be run again."""
     text = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True, width=100)
     return fold("Recipe", f"<pre>{escape(text)}</pre>")
 
@@ -195,8 +184,8 @@ def fold(title: str, body: str) -> str:
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
-    known = [(name, value) for name, value in facts.items() if value is not None]
-    return "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(_plain(value))}</dd>" for name, value in known)
+    present = [(name, value) for name, value in facts.items() if value is not None]
+    return "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(_plain(value))}</dd>" for name, value in present)
 
 
 def _plain(value: Any) -> str:
