@@ -53,10 +53,10 @@ def transformer(density: float, **arguments: Any) -> Transformer:
 
 def sentences(batch: int, words: int) -> Tensor:
     """Of different lengths, filler at the end."""
-    found = torch.randint(3, 50, (batch, words))
+    result = torch.randint(3, 50, (batch, words))
     for place in range(1, batch):
-        found[place, 1 + place % words :] = 0
-    return found
+        result[place, 1 + place % words :] = 0
+    return result
 
 
 def states_of(deployed: DeployedTransformer, source: Tensor, target: Tensor) -> Tensor:
@@ -81,13 +81,13 @@ def test_logits_are_the_plain_models(instruction_set: str, norm: str, batch: int
     assert deployed.decoder is not None
     assert deployed.decoder.engine.instruction_set == instruction_set
     with torch.no_grad():
-        wanted = model(source, target)
-    found = states_of(deployed, source, target)
-    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        expected = model(source, target)
+    result = states_of(deployed, source, target)
+    assert (result - expected).abs().max() <= 1e-5 * expected.abs().max()
     longer = torch.cat((source, source), dim=1)  # the same room again, for other sentences
     with torch.no_grad():
-        wanted = model(longer, target[:, :3])
-    assert (states_of(deployed, longer, target[:, :3]) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        expected = model(longer, target[:, :3])
+    assert (states_of(deployed, longer, target[:, :3]) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -99,8 +99,8 @@ def test_what_nobody_may_see(batch: int) -> None:
     assert isinstance(deployed, DeployedTransformer)
     nothing, target = torch.zeros(batch, 4, dtype=torch.int64), torch.tensor([[0, 5, 6]] * batch)
     with torch.no_grad():
-        wanted = model(nothing, target)
-    assert torch.allclose(states_of(deployed, nothing, target), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+        expected = model(nothing, target)
+    assert torch.allclose(states_of(deployed, nothing, target), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("vocabulary", [50, 1500])
@@ -115,8 +115,8 @@ def test_translations_are_the_plain_models(vocabulary: int) -> None:
     for rows in (source, source[:1], source[2:]):
         assert torch.equal(deployed.generate(rows, 1, 2, 40), model.generate(rows, 1, 2, 40))
     with ThreadPoolExecutor(4) as pool:  # each with room of its own
-        found = list(pool.map(lambda place: deployed.generate(source[place % 3 :][:1], 1, 2, 20), range(24)))
-    for place, each in enumerate(found):
+        result = list(pool.map(lambda place: deployed.generate(source[place % 3 :][:1], 1, 2, 20), range(24)))
+    for place, each in enumerate(result):
         assert torch.equal(each, model.generate(source[place % 3 :][:1], 1, 2, 20))
 
 
@@ -157,8 +157,8 @@ def screened(weight: Tensor, threads: int = 1) -> Screen:
 def largest(screen: Screen, x: Tensor) -> list[int] | None:
     memory = torch.zeros(x.numel() + 16)
     memory[: x.numel()] = x.flatten()
-    found = screen.largest(memory[: x.numel()].view(x.shape), torch.empty(len(x) * screen.layer.out_features))
-    return None if found is None else found.tolist()
+    result = screen.largest(memory[: x.numel()].view(x.shape), torch.empty(len(x) * screen.layer.out_features))
+    return None if result is None else result.tolist()
 
 
 @settings(max_examples=25, deadline=None)
@@ -170,11 +170,11 @@ def test_the_largest_logits(seed: int, columns: int, tokens: int, threads: int, 
     torch.manual_seed(seed)
     weight = torch.randn(1101, columns) * spread ** torch.rand(1101, 1)
     x = torch.randn(tokens, columns)
-    found = largest(screened(weight, threads), x)
-    assert found is not None
+    result = largest(screened(weight, threads), x)
+    assert result is not None
     exact = x.double() @ weight.double().T
-    slack = 1e-5 * weight.double().norm(dim=1)[found] * x.double().norm(dim=1)
-    assert (exact[range(tokens), found] >= exact.amax(1) - slack).all()
+    slack = 1e-5 * weight.double().norm(dim=1)[result] * x.double().norm(dim=1)
+    assert (exact[range(tokens), result] >= exact.amax(1) - slack).all()
 
 
 def test_ties_zeros_and_what_is_not_finite(instruction_set: str) -> None:

@@ -38,10 +38,10 @@ def prepared(model: nn.Module, sparsity: float = 0.9) -> nn.Module:
 
 def assert_same(deployed: nn.Module, model: nn.Module, *inputs: Tensor) -> None:
     with torch.no_grad():
-        wanted = model(*inputs)
-    found = deployed(*inputs)
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max()) <= CLOSE * float(wanted.abs().max())
+        expected = model(*inputs)
+    result = deployed(*inputs)
+    assert result.shape == expected.shape
+    assert float((result - expected).abs().max()) <= CLOSE * float(expected.abs().max())
 
 
 def parts(deployed: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
@@ -269,11 +269,11 @@ def test_packed_linear_for_any_number_of_tokens() -> None:
     for shape in ((50,), (1, 50), (3, 50), (2, 40, 50), (0, 50)):
         x, other = torch.randn(shape), torch.randn(*shape[:-1], 37)
         with torch.no_grad():
-            wanted = F.relu(layer(x) + other)
-            assert torch.allclose(packed(x, other), wanted, rtol=1e-5, atol=1e-5)
+            expected = F.relu(layer(x) + other)
+            assert torch.allclose(packed(x, other), expected, rtol=1e-5, atol=1e-5)
             if x.numel():
                 for way in packed.ways(x.numel() // 50):
-                    assert torch.allclose(packed.compute(way, x, other), wanted, rtol=1e-5, atol=1e-5)
+                    assert torch.allclose(packed.compute(way, x, other), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_registered_decoder_serves_its_class_and_subclasses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ def _convolve(step: ConvolutionStep, x: Tensor) -> Tensor:
     return F.conv2d(x, step.weight, step.bias, step.stride, step.padding, step.dilation, step.groups)
 
 
-def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for a, b in zip(found, wanted, strict=True):
+def assert_close(result: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(result, expected, strict=True):
         assert a.shape == b.shape
         assert float((a - b).abs().max()) <= CLOSE * float(b.abs().max())
 
@@ -116,11 +116,11 @@ def test_a_network_of_all_steps(engine: library.Engine, images: int, group: int,
     torch.manual_seed(0)
     region = network()
     x = torch.randn(images, 3, *size)
-    wanted = in_torch(region, [x])
+    expected = in_torch(region, [x])
     for form in (region, fuse(region)):
         program = Program(form, [(3, *size)], engine, 1, group, 1, first_guess(form))
         for _ in range(2):  # the second time every plane has been used before
-            assert_close(program([x]), wanted)
+            assert_close(program([x]), expected)
 
 
 def test_fusing_leaves_the_products_alone() -> None:
@@ -141,7 +141,7 @@ def test_every_variant(engine: library.Engine) -> None:
     torch.manual_seed(1)
     region = fuse(network())
     x = torch.randn(2, 3, 52, 52)
-    wanted = in_torch(region, [x])
+    expected = in_torch(region, [x])
     program = Program(region, [(3, 52, 52)], engine, 1, 2, 1, first_guess(region))
     program([x])
     seen = set()
@@ -149,7 +149,7 @@ def test_every_variant(engine: library.Engine) -> None:
         if isinstance(step, ConvolutionStep) and not step.depthwise:
             for variant in candidates(step, program.grids[program.sizes[step.output].grid], engine):
                 program.use(index, program.prepare(index, variant))
-                assert_close(program([x]), wanted)
+                assert_close(program([x]), expected)
                 seen.add((variant.sparse, variant.aligned))
     assert seen == {(True, False), (True, True), (False, False)}
 
@@ -213,7 +213,7 @@ def test_not_a_number_and_infinity_pass_as_in_torch(engine: library.Engine) -> N
     x[0, 1, 2, 2] = float("nan")
     x[0, 1, 3, 3] = float("inf")
     program = Program(region, [(4, 5, 5)], engine, 1, 1, 1, first_guess(region))
-    (found,) = program([x])
-    wanted = F.relu(F.conv2d(x, step.weight, step.bias))
-    assert torch.equal(found.isnan(), wanted.isnan())
-    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    (result,) = program([x])
+    expected = F.relu(F.conv2d(x, step.weight, step.bias))
+    assert torch.equal(result.isnan(), expected.isnan())
+    assert torch.allclose(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
