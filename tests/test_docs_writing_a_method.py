@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import autosparse
-from autosparse.methods import METHODS
+from autosparse.methods import METHODS, Method, register
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-a-method.md"
 EPOCHS = 4
@@ -86,6 +86,15 @@ def test_it_is_registered_and_validates(given: dict[str, Any]) -> None:
         autosparse.method("settled", sparsity=1.0)
     with pytest.raises(ValueError, match="ramp = 0"):
         autosparse.method("settled", ramp=0)
+
+
+def test_what_cannot_be_registered_says_so(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"Old\.ready is never called since 0\.2: before_step took its place"):
+        register(type("Old", (given["Settled"],), {"ready": lambda self, sp: None}))
+    with pytest.raises(ValueError, match="the name 'settled' belongs to Settled; give Other another"):
+        register(type("Other", (given["Settled"],), {}))
+    with pytest.raises(TypeError, match="Nameless must be a Method with `about"):
+        register(type("Nameless", (Method,), {}))
 
 
 def test_it_resumes_exactly(given: dict[str, Any]) -> None:

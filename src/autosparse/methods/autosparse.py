@@ -154,7 +154,7 @@ class AutoSparse(LearnedThreshold):
         pruned_gradient="alpha * G, alpha annealed to 0",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",
-        doc="One learned threshold a layer; gradients of pruned weights are scaled by an annealed alpha.",
+        doc="One learned threshold per layer; gradients of pruned weights are scaled by an annealed alpha.",
     )
 
     alpha: float | None = None
@@ -256,5 +256,5 @@ class STR(LearnedThreshold):
         pruned_gradient="none",
         train_flops="3 f_S",
         reference="Kusupati et al., Soft Threshold Weight Reparameterization for Learnable Sparsity, ICML 2020",
-        doc="One learned threshold a layer; pruned weights receive no gradient.",
+        doc="One learned threshold per layer; pruned weights receive no gradient.",
     )

@@ -48,7 +48,7 @@ class CS(Rounds):
         pruned_gradient="G sigmoid(beta s) / sigmoid(s0) while soft, none in the ticket",
         train_flops="3 f_D while soft, 3 f_S for the ticket",
         reference="Savarese et al., Winning the Lottery with Continuous Sparsification, NeurIPS 2020",
-        doc="One mask logit a weight, sharpened by a rising beta; rounds, rewinding and training of the ticket.",
+        doc="One mask logit per weight, sharpened by a rising beta; rounds, rewinding and training of the ticket.",
     )
 
     s_init: float = 0.01

@@ -24,7 +24,7 @@ class DNS(DenseGradient):
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Guo et al., Dynamic Network Surgery for Efficient DNNs, NIPS 2016",
-        doc="Masks from two thresholds a layer, renewed ever more rarely; pruned weights go on learning and may return.",
+        doc="Masks from two thresholds per layer, renewed ever more rarely; pruned weights go on learning and may return.",
     )
 
     c_rate: float = 1.0
@@ -64,7 +64,7 @@ class DNS(DenseGradient):
         if self.iter_stop is not None and sp.step >= self.iter_stop:
             return
         probability = (1 + self.gamma * sp.step) ** -self.power
-        # One draw a layer, in the order of the layers, whatever comes of it.
+        # One draw per layer, in the order of the layers, whatever comes of it.
         for layer, draw in zip(sp.layers, torch.rand(len(sp.layers), generator=sp.generator).tolist(), strict=True):
             if probability > draw:
                 self._operate(sp, layer)

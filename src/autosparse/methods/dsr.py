@@ -77,10 +77,10 @@ class DSR(Budgeted):
 
     def factor(self, pruned: int, active: int) -> float:
         """What the threshold is multiplied by, so that the next time nearer to prune_fraction of the weights goes."""
-        wanted = self.prune_fraction * active
-        if pruned > (1 + self.tolerance) * wanted:
+        aim = self.prune_fraction * active
+        if pruned > (1 + self.tolerance) * aim:
             return 0.5
-        return 2.0 if pruned < (1 - self.tolerance) * wanted else 1.0
+        return 2.0 if pruned < (1 - self.tolerance) * aim else 1.0
 
     def notes(self, sp: Run) -> list[str]:
         return [f"pruning threshold {sp.memory['threshold']:.4g}"] if "threshold" in sp.memory else []

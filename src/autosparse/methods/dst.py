@@ -86,7 +86,7 @@ class DST(Method):
         train_flops="2 f_S + f_D",
         reference="Liu et al., Dynamic Sparse Training: Find Efficient Sparse Network From Scratch With Trainable Masked "
         "Layers, ICLR 2020",
-        doc="One trained threshold a neuron or filter; a penalty on small thresholds sets the sparsity.",
+        doc="One trained threshold per neuron or filter; a penalty on small thresholds sets the sparsity.",
     )
 
     penalty_weight: float = 5e-6

@@ -42,9 +42,9 @@ class GraSP(ScoredMask):
         loss = required(loss_fn, "grasp")
         cooled = sp.model.register_forward_hook(self._cool) if self.temperature != 1 else nullcontext()
         with cooled, sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
-            gradients, seen = summed_gradients(sp, fixed, loss, "GraSP: gradient")
+            gradients, batch_count = summed_gradients(sp, fixed, loss, "GraSP: gradient")
             products, _ = summed_gradients(sp, fixed, loss, "GraSP: Hessian", along=gradients)
-        sp.ledger.add_dense_steps(_DENSE_STEPS * seen)
+        sp.ledger.add_dense_steps(_DENSE_STEPS * batch_count)
         return {layer.name: layer.weight() * products[layer.name] for layer in sp.layers}
 
     def _cool(self, model: nn.Module, inputs: Any, output: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""LTP: soft pruning by a sigmoid of w^2 - tau with a learned tau a layer and a differentiable L0 penalty; hard at the end."""
+"""LTP: soft pruning by a sigmoid of w^2 - tau with a learned tau per layer and a differentiable L0 penalty; hard at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autosparse.methods.registry import register
 
 
 class SoftPruned(SoftMask):
-    """w * sigmoid((w^2 - tau) / T), T = T0 var|w|; tau is stored as `threshold` = tau / var|w|, one a layer."""
+    """w * sigmoid((w^2 - tau) / T), T = T0 var|w|; tau is stored as `threshold` = tau / var|w|, one per layer."""
 
     variance: Tensor
 

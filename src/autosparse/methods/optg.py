@@ -46,7 +46,7 @@ class OptG(Method):
         pruned_gradient="none (their scores receive G w)",
         train_flops="2 f_S + f_D",
         reference="Zhang et al., OptG: Optimizing Gradient-driven Criteria in Network Sparsity, arXiv 2201.12826",
-        doc="One learned score a weight, one threshold for the whole network; a sigmoid ramp leads to the given sparsity.",
+        doc="One learned score per weight, one threshold for the whole network; a sigmoid ramp leads to the given sparsity.",
     )
 
     sparsity: float = 0.9

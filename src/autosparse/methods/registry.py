@@ -17,6 +17,11 @@ FAMILIES = (
     "after or around training",
 )
 METHODS: dict[str, type[Method]] = {}
+# Hooks of release 0.1, and where what they said belongs now.
+REMOVED = {
+    **dict.fromkeys(("gate_is_rare", "guarded", "learned_decay", "needs_decay", "keeps_dense"), "traits"),
+    **{"ready": "before_step", "detach": "the parametrization's harden", "fields": "the dataclass fields"},
+}
 
 Kind = TypeVar("Kind", bound=Method)
 
@@ -27,11 +32,13 @@ def register(cls: type[Kind]) -> type[Kind]:
     about = getattr(cls, "about", None)
     if not issubclass(cls, Method) or not isinstance(about, About):
         raise TypeError(f"{cls.__name__} must be a Method with `about = About(name=..., ...)` to be registered")
+    for hook in sorted(REMOVED.keys() & vars(cls).keys()):
+        raise TypeError(f"{cls.__name__}.{hook} is never called since 0.2: {REMOVED[hook]} took its place")
     holder = METHODS.get(about.name)
     if holder is not None and holder.__qualname__ != cls.__qualname__:
         raise ValueError(f"the name {about.name!r} belongs to {holder.__qualname__}; give {cls.__qualname__} another")
-    METHODS[about.name] = made = dataclass(frozen=True, kw_only=True)(cls)
-    return made
+    METHODS[about.name] = dataclass(frozen=True, kw_only=True)(cls)
+    return cls
 
 
 def list_methods() -> list[str]:

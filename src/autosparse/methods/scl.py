@@ -44,7 +44,7 @@ class SCL(Method):
         pruned_gradient="none (their mask variables receive G w)",
         train_flops="2 f_S + f_D",
         reference="Tang et al., Automatic Sparse Connectivity Learning for Neural Networks, arXiv 2201.05020",
-        doc="One mask variable a weight with an identity STE; the share of connections is part of the loss.",
+        doc="One mask variable per weight with an identity STE; the share of connections is part of the loss.",
     )
 
     penalty_weight: float = 0.1

@@ -28,8 +28,8 @@ class SNIP(ScoredMask):
     )
 
     def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
-        gradients, seen = summed_gradients(sp, batches, required(loss_fn, "snip"), "SNIP")
-        sp.ledger.add_dense_steps(seen)
+        gradients, batch_count = summed_gradients(sp, batches, required(loss_fn, "snip"), "SNIP")
+        sp.ledger.add_dense_steps(batch_count)
         scores = {layer.name: (layer.weight() * gradients[layer.name]).abs() for layer in sp.layers}
         total = torch.stack([score.double().sum().cpu() for score in scores.values()]).sum()
         if total == 0:

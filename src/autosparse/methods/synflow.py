@@ -25,7 +25,7 @@ class SynFlow(ScoredMask):
         family="before training",
         budget="budgeted",
         pruned_gradient="none",
-        train_flops="3 f_S, and 3 f_D for one sample a scoring round",
+        train_flops="3 f_S, and 3 f_D for one sample per scoring round",
         reference="Tanaka et al., Pruning Neural Networks without Any Data by Conserving Synaptic Flow, NeurIPS 2020",
         doc="A fixed mask from 100 rounds of scoring without data: round k keeps density^(k/100).",
     )
@@ -42,7 +42,7 @@ class SynFlow(ScoredMask):
             raise ValueError("batches is empty: synflow reads the shape of the first batch's input")
         device = sp.layers[0].stored.device
         args, kwargs, samples = _ones(first, device)
-        sp.ledger.add_dense_steps(math.ceil(self.rounds / samples))  # one sample a round
+        sp.ledger.add_dense_steps(math.ceil(self.rounds / samples))  # one sample per round
         sp.model.eval()
         masks = {layer.name: torch.ones_like(layer.stored, dtype=torch.bool) for layer in sp.layers}
         scores: Scores = {}
@@ -57,8 +57,8 @@ class SynFlow(ScoredMask):
 def _flow(sp: Run, masks: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores:
     """|w * dR/dw| of the masked net with all parameters and buffers made positive, in float64; the model is not touched."""
     names = {parameter: name for name, parameter in sp.model.named_parameters()}
-    held = {**dict(sp.model.named_parameters()), **dict(sp.model.named_buffers())}
-    tensors = {name: value.detach().abs().double() for name, value in held.items() if value.is_floating_point()}
+    originals = {**dict(sp.model.named_parameters()), **dict(sp.model.named_buffers())}
+    tensors = {name: value.detach().abs().double() for name, value in originals.items() if value.is_floating_point()}
     weights = {}
     for layer in sp.layers:
         positive = (tensors[names[layer.stored]] * masks[layer.name]).requires_grad_()  # type: ignore[index]

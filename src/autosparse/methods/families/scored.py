@@ -48,23 +48,23 @@ def summed_gradients(
     """Summed over batches and ranks: the gradient of every layer's weight, or Hessian times `along`; and the batches seen."""
     weights = [layer.stored for layer in sp.layers]
     sums = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
-    seen = 0
+    count = 0
     for batch in progress(batches, text):
-        seen += 1
+        count += 1
         loss = loss_fn(sp.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise TypeError(f"loss_fn(model, batch) must return one number as a tensor, it returned {given}")
-        found = torch.autograd.grad(loss, weights, create_graph=along is not None, materialize_grads=True)
+            returned = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"loss_fn(model, batch) must return one number as a tensor, it returned {returned}")
+        gradients = torch.autograd.grad(loss, weights, create_graph=along is not None, materialize_grads=True)
         if along is not None:
-            product = torch.stack([(g * along[layer.name]).sum() for g, layer in zip(found, sp.layers, strict=True)]).sum()
+            product = torch.stack([(g * along[layer.name]).sum() for g, layer in zip(gradients, sp.layers, strict=True)]).sum()
             if not product.requires_grad:  # a loss that is linear in the weights has no curvature
                 continue
-            found = torch.autograd.grad(product, weights, materialize_grads=True)
-        for total, value in zip(sums, found, strict=True):
+            gradients = torch.autograd.grad(product, weights, materialize_grads=True)
+        for total, value in zip(sums, gradients, strict=True):
             total += value.detach()
-    require(seen > 0, "batches is empty: scoring needs at least one batch")
-    return over_ranks({layer.name: total for layer, total in zip(sp.layers, sums, strict=True)}), seen
+    require(count > 0, "batches is empty: scoring needs at least one batch")
+    return over_ranks({layer.name: total for layer, total in zip(sp.layers, sums, strict=True)}), count
 
 
 def over_ranks(scores: Scores) -> Scores:
