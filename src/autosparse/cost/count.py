@@ -38,12 +38,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Every tensor in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
+    elif isinstance(value, Mapping | tuple | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(item)
 
 
 def samples_in(value: Any) -> int:
@@ -53,9 +50,9 @@ def samples_in(value: Any) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, tuple | list):
-        for each in value:
-            if isinstance(each, PackedSequence) or any(True for _ in tensors_in(each)):
-                return samples_in(each)
+        for item in value:
+            if isinstance(item, PackedSequence) or any(True for _ in tensors_in(item)):
+                return samples_in(item)
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else 1
 
 
@@ -123,18 +120,18 @@ def _einsum(_: str, call: Call) -> list[Product]:
         for index, size in zip(indices, operand.shape, strict=True):
             sizes[index] = max(sizes.get(index, 1), size)
     if arrow:
-        kept = set(output.replace("...", "")) | {index for index in sizes if index.startswith("...")}
+        remaining = set(output.replace("...", "")) | {index for index in sizes if index.startswith("...")}
     else:
-        kept = {index for index in sizes if index.startswith("...") or inputs.count(index) == 1}
-    found, current = [], terms[0]
+        remaining = {index for index in sizes if index.startswith("...") or inputs.count(index) == 1}
+    contractions, current = [], terms[0]
     for position in range(1, len(terms)):
         meeting = current | terms[position]
-        current = meeting & kept.union(*terms[position + 1 :])
+        current = meeting & remaining.union(*terms[position + 1 :])
         if current != meeting:
             macs = math.prod(sizes[index] for index in meeting)
             earlier = operands[0] if position == 1 else None
-            found.append(Product("matmul", macs, earlier, operands[position], either=position == 1))
-    return found
+            contractions.append(Product("matmul", macs, earlier, operands[position], either=position == 1))
+    return contractions
 
 
 def _attention(_: str, call: Call) -> list[Product]:
@@ -148,25 +145,24 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 def _multi_head(_: str, call: Call) -> list[Product]:
     """The input projections, the output projection, and the two products of attention."""
-    given = _MULTI_HEAD.bind(*call.args, **call.kwargs)
-    given.apply_defaults()
-    named = given.arguments
+    bound = _MULTI_HEAD.bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    named = bound.arguments
     query, key, value = named["query"], named["key"], named["value"]
     width = query.shape[-1]
-    rows = [each.numel() // each.shape[-1] for each in (query, key, value)]
+    rows = [data.numel() // data.shape[-1] for data in (query, key, value)]
     if named["use_separate_proj_weight"]:
         weights = [named["q_proj_weight"], named["k_proj_weight"], named["v_proj_weight"]]
     else:
         weights = [named["in_proj_weight"]] * 3
-    found = [
+    projections = [
         Product("linear", count * width * data.shape[-1], data, weight)
         for count, data, weight in zip(rows, (query, key, value), weights, strict=True)
     ]
     sources = key.shape[0] + (named["bias_k"] is not None) + bool(named["add_zero_attn"])
-    found.append(Product("attention", 2 * rows[0] * sources * width, query, None))
-    mixed = call.result[0]
-    found.append(Product("linear", rows[0] * width * width, mixed, named["out_proj_weight"]))
-    return found
+    attention = Product("attention", 2 * rows[0] * sources * width, query, None)
+    output = Product("linear", rows[0] * width * width, call.result[0], named["out_proj_weight"])
+    return [*projections, attention, output]
 
 
 _Counter = Callable[[str, Call], list[Product]]

@@ -57,7 +57,7 @@ class Ledger:
         if densities.shape != self._sums.shape:
             raise ValueError(
                 f"densities have shape {tuple(densities.shape)}; expected {tuple(self._sums.shape)}: "
-                "forward, input-gradient and weight-gradient rows, one column a sparsified layer"
+                "forward, input-gradient and weight-gradient rows, one column per sparsified layer"
             )
         if self._sums.device != densities.device:
             self._sums = self._sums.to(densities.device)
@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def spent_macs(self) -> float:
-        """MACs spent so far on one sample a step."""
+        """MACs spent so far, at one sample per step."""
         return math.fsum(self._spent(self._known_profile()).values())
 
     @property

@@ -1,7 +1,8 @@
-"""Products of whole modules: recurrent layers, and layers whose own operator replaces torch's."""
+"""Products of whole modules: recurrent layers, and layers whose operator replaces torch's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from autosparse.cost.count import Product
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_RECURRENT = {nn.LSTM: "lstm", nn.GRU: "gru", nn.LSTMCell: "lstm_cell", nn.GRUCell: "gru_cell", nn.RNNCell: "rnn_cell"}
 
 
 def module_products(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Iterator[tuple[str, Product]]:
@@ -31,10 +33,7 @@ def module_products(module: nn.Module, args: Any, kwargs: dict[str, Any], output
 
 
 def _convolution(module: Any, data: Tensor, output: Tensor) -> Product:
-    taps = 1
-    for size in module.kernel_size:
-        taps *= size
-    dims = len(module.kernel_size)
+    taps, dims = math.prod(module.kernel_size), len(module.kernel_size)
     if isinstance(module, _TRANSPOSED):
         macs = data.numel() * taps * module.out_channels // module.groups
         return Product(f"conv_transpose{dims}d", macs, data, None)
@@ -42,7 +41,7 @@ def _convolution(module: Any, data: Tensor, output: Tensor) -> Product:
 
 
 def _recurrent(module: nn.RNNBase, data: Tensor | PackedSequence) -> Iterator[tuple[str, Product]]:
-    """Every weight matrix is used once a time step of every sequence."""
+    """Every weight matrix is used once per time step of every sequence."""
     values = data.data if isinstance(data, PackedSequence) else data
     steps = values.numel() // module.input_size
     gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1) * module.hidden_size
@@ -72,6 +71,4 @@ def _cell(module: nn.RNNCellBase, data: Tensor, state: Any) -> Iterator[tuple[st
 
 
 def _kind(module: nn.Module) -> str:
-    kinds = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn"}
-    cells = {nn.LSTMCell: "lstm_cell", nn.GRUCell: "gru_cell", nn.RNNCell: "rnn_cell"}
-    return next((name for kind, name in {**kinds, **cells}.items() if isinstance(module, kind)), "rnn")
+    return next((name for kind, name in _RECURRENT.items() if isinstance(module, kind)), "rnn")

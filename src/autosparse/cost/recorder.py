@@ -132,8 +132,7 @@ def _arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     def shape(value: Any) -> str:
-        found = [str(tuple(tensor.shape)) for tensor in tensors_in(value)]
-        return " ".join(found) or type(value).__name__
+        return " ".join(str(tuple(tensor.shape)) for tensor in tensors_in(value)) or type(value).__name__
 
     named = [f"{name}={shape(value)}" for name, value in kwargs.items()]
     return "[" + ", ".join([*map(shape, args), *named]) + "]"

@@ -61,7 +61,7 @@ class Trace(TorchFunctionMode):
         self._register(inputs)
 
     def _register(self, inputs: Any) -> None:
-        seen: dict[int, str] = {}
+        first_keys: dict[int, str] = {}
         for module, path in self._paths.items():
             for name, parameter in module._parameters.items():
                 if parameter is None:
@@ -70,7 +70,7 @@ class Trace(TorchFunctionMode):
                 if key is None:
                     self._origins[parameter] = Origin.CONSTANT
                     continue
-                self._first_keys[key] = seen.setdefault(id(parameter), key)
+                self._first_keys[key] = first_keys.setdefault(id(parameter), key)
                 self._origins.setdefault(parameter, key)
             for buffer in module._buffers.values():
                 if buffer is not None:
@@ -184,13 +184,13 @@ class Trace(TorchFunctionMode):
         if product.either and data is not None:
             sides.append((weight, data))
         origins = [self._origin(right) for _, right in sides]
-        if len(sides) == 2 and (all(isinstance(each, str) for each in origins) or set(origins) == {Origin.CONSTANT}):
+        if len(sides) == 2 and (all(isinstance(origin, str) for origin in origins) or set(origins) == {Origin.CONSTANT}):
             return False
         for (left, right), origin in zip(sides, origins, strict=True):
-            found = origin if origin is not None else self._like(right, parametrized_only=product.either)
-            if isinstance(found, str):
+            weight_key = origin if origin is not None else self._like(right, parametrized_only=product.either)
+            if isinstance(weight_key, str):
                 kind = "linear" if product.kind == "matmul" else product.kind
-                self._add(found, product._replace(kind=kind, data=left))
+                self._add(weight_key, product._replace(kind=kind, data=left))
                 return True
         self._add(key, product._replace(kind="matmul"), activations=True)
         return True
@@ -203,7 +203,7 @@ class Trace(TorchFunctionMode):
             parametrized = getattr(module, "parametrizations", {})
             shapes = {name: getattr(parametrized[name], "original", tensor).shape for name in parametrized}
             if not parametrized_only:
-                shapes |= {name: each.shape for name, each in module._parameters.items() if each is not None}
+                shapes |= {name: value.shape for name, value in module._parameters.items() if value is not None}
             path = self._paths.get(module, frame.path)
             keys += [_join(path, name) for name, shape in shapes.items() if shape == tensor.shape]
         return next((key for key in keys if key not in frame.used), keys[0] if keys else None)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from autosparse.common.warnings import warn
+from autosparse.common.words import require
 from autosparse.layer import Layer
 
 Policy = Literal["hold", "warn", "stop"]
@@ -37,16 +38,12 @@ class Guard:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ValueError(f"policy is {self.policy!r}; allowed: {', '.join(get_args(Policy))}")
-        if not 0.0 <= self.floor < 1.0:
-            raise ValueError(f"floor is {self.floor}; allowed: a density in [0, 1), 0 turns it off")
-        if not (self.escape == 0.0 or 1.0 < self.escape < math.inf):
-            raise ValueError(f"escape is {self.escape}; allowed: a factor above 1, or 0 to turn it off")
-        if not 0.0 <= self.growth < 1.0:
-            raise ValueError(f"growth is {self.growth}; allowed: a factor in [0, 1), 0 turns it off")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every is {self.every}; allowed: a number of steps of at least 1, or None")
+        require(self.policy in get_args(Policy), "policy", self.policy, ", ".join(get_args(Policy)))
+        require(0.0 <= self.floor < 1.0, "floor", self.floor, "a density in [0, 1), 0 turns it off")
+        escape_is_valid = self.escape == 0.0 or 1.0 < self.escape < math.inf
+        require(escape_is_valid, "escape", self.escape, "a factor above 1, or 0 to turn it off")
+        require(0.0 <= self.growth < 1.0, "growth", self.growth, "a factor in [0, 1), 0 turns it off")
+        require(self.every is None or self.every >= 1, "every", self.every, "a number of steps of at least 1, or None")
 
     def interval(self, total_steps: int) -> int:
         """Steps between two checks: `every`, or an eightieth of the run, from 1 to 100."""
@@ -120,7 +117,7 @@ class GuardState:
         """Events of all layers at `step`, `count` 1 for a new one; under "stop" they are raised as SparsityRunaway."""
         if not len(names) == len(densities) == len(largest):
             raise ValueError(
-                f"check needs one density and one max|w| a layer: got {len(names)} names, {len(densities)} densities "
+                f"check needs one density and one max|w| per layer: got {len(names)} names, {len(densities)} densities "
                 f"and {len(largest)} maxima"
             )
         # Everything is checked before anything is remembered: a refused check leaves the state as it was.
@@ -129,45 +126,46 @@ class GuardState:
                 raise ValueError(f"weights of layer {name!r} are not finite at step {step}")
             if not 0.0 <= density <= 1.0:
                 raise ValueError(f"density of layer {name!r} is {density} at step {step}; it must lie in [0, 1]")
-        found: list[Event] = []
+        events: list[Event] = []
         for name, density, size in zip(names, densities, largest, strict=True):
-            found += self._check_layer(step, name, density, size)
-        found = self._merged(step, found)
-        if found and self.config.policy == "stop":
-            raise SparsityRunaway(found)
-        return found
+            events += self._check_layer(step, name, density, size)
+        events = self._merged(step, events)
+        if events and self.config.policy == "stop":
+            raise SparsityRunaway(events)
+        return events
 
     def _check_layer(self, step: int, name: str, density: float, size: float) -> list[Event]:
         config, action = self.config, _ACTIONS[self.config.policy]
-        found = []
+        events = []
         if density < config.floor * (1.0 - _ROUNDING):
-            found.append(Event(step, name, "floor", density, config.floor, action))
+            events.append(Event(step, name, "floor", density, config.floor, action))
         least = config.growth * self._last_density.get(name, 0.0)
         if density < _GROWTH_BELOW and density < least * (1.0 - _ROUNDING):
-            found.append(Event(step, name, "growth", density, least, action))
+            events.append(Event(step, name, "growth", density, least, action))
         # What is held has its density set by the caller now; the next fall is measured from there.
-        self._last_density[name] = max(density, densities_to_restore(found).get(name, 0.0))
+        self._last_density[name] = max(density, densities_to_restore(events).get(name, 0.0))
 
         first = self._first_largest.setdefault(name, size)
         if config.escape > 0.0:
             most = max(config.escape * first, _SMALLEST_ESCAPE)
             if size > most:
-                found.append(Event(step, name, "escape", size, most, action))
+                events.append(Event(step, name, "escape", size, most, action))
                 if config.policy == "hold":
                     self.escaped.add(name)
             elif size < most / 2.0:
                 self.escaped.discard(name)
-        return found
+        return events
 
-    def _merged(self, step: int, found: Sequence[Event]) -> list[Event]:
+    def _merged(self, step: int, events: Sequence[Event]) -> list[Event]:
+        """Count an event that the last check saw too as one more of its row."""
         running: dict[tuple[str, Kind], int] = {}
         counted = []
-        for event in found:
+        for event in events:
             key = (event.layer, event.kind)
             if key in self._running:
                 place = self._running[key]
-                seen = self.events[place]
-                self.events[place] = replace(seen, count=seen.count + 1, last_step=step)
+                earlier = self.events[place]
+                self.events[place] = replace(earlier, count=earlier.count + 1, last_step=step)
             else:
                 place = len(self.events)
                 self.events.append(event)
@@ -207,9 +205,9 @@ def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
     counts = torch.stack([layer.count_active() / layer.numel for layer in layers])
     largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max() for layer in layers])
     densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
-    found = guard.check(step, [layer.name for layer in layers], densities, sizes)
-    restore = densities_to_restore(found)
-    warned = [event for event in found if event.action == "warned"]
+    events = guard.check(step, [layer.name for layer in layers], densities, sizes)
+    restore = densities_to_restore(events)
+    warned = [event for event in events if event.action == "warned"]
     for layer in layers:
         if layer.name in restore and not layer.parametrization.limit_density(layer.weight(), restore[layer.name]):
             warned += guard.could_not_hold(layer.name)

@@ -19,7 +19,7 @@ Orders = dict[nn.Module, list[str]]
 
 
 def parameter_orders(layers: Sequence[Layer]) -> Orders:
-    """The order of each module's parameters before anything is attached, so that finalize can restore it."""
+    """The order of every module's parameters before anything is attached, so that finalize can restore it."""
     return {place.module: list(place.module._parameters) for layer in layers for place in layer.places}
 
 
@@ -44,8 +44,7 @@ def state(model: nn.Module, layers: Sequence[Layer], keys: Sequence[str]) -> dic
 def load(model: nn.Module, layers: Sequence[Layer], state_dict: Mapping[str, Tensor]) -> None:
     """Load a plain state_dict into a sparsified model; nothing is written unless everything fits."""
     targets = {place.key: layer for layer in layers for place in layer.places}
-    own = model.state_dict()
-    others = {key: value for key, value in own.items() if not _belongs(key, targets)}
+    others = {key: value for key, value in model.state_dict().items() if not _belongs(key, targets)}
     expected = {
         **{key: layer.shape for key, layer in targets.items()},
         **{key: value.shape if isinstance(value, Tensor) else None for key, value in others.items()},
@@ -79,7 +78,7 @@ def _belongs(key: str, targets: Mapping[str, Layer]) -> bool:
 
 
 def bake(layers: Sequence[Layer], orders: Orders) -> None:
-    """Remove all parametrizations and write the effective weights, once for each storage."""
+    """Remove all parametrizations and write the effective weights, once per storage."""
     if any(is_sharded(layer.stored) for layer in layers):
         raise RuntimeError(
             "a sharded model cannot be made plain in place: build a plain one on every rank and call sp.finalize(into=plain)"

@@ -1,4 +1,4 @@
-"""Batch-norm statistics made anew after weights or thresholds were edited outside training."""
+"""Batch-norm statistics renewed after weights or thresholds were edited outside training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     saved = {norm: {name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms}
-    seen, finished = 0, False
+    batch_count, finished = 0, False
     try:
         model.eval()  # dropout stays off; only the norms learn
         for norm in norms:
@@ -31,9 +31,9 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         device = next(model.parameters()).device
         with torch.no_grad():
             for batch in batches:
-                seen += 1
+                batch_count += 1
                 _forward(model, batch, device)
-        finished = seen > 0
+        finished = batch_count > 0
     finally:
         for norm in norms:
             norm.momentum = momenta[norm]
@@ -42,7 +42,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
                     buffer.copy_(saved[norm][name])
         for module, training in modes.items():
             module.training = training
-    if not seen:
+    if not batch_count:
         raise ValueError("batches is empty: the statistics were left as they were")
     return model
 
