@@ -44,7 +44,6 @@ class CS(Rounds):
         name="cs",
         year=2020,
         family="learned during training",
-        budget="learned",
         pruned_gradient="G sigmoid(beta s) / sigmoid(s0) while soft, none in the ticket",
         train_flops="3 f_D while soft, 3 f_S for the ticket",
         reference="Savarese et al., Winning the Lottery with Continuous Sparsification, NeurIPS 2020",

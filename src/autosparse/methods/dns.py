@@ -20,7 +20,6 @@ class DNS(DenseGradient):
         name="dns",
         year=2016,
         family="after or around training",
-        budget="learned",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Guo et al., Dynamic Network Surgery for Efficient DNNs, NIPS 2016",

@@ -15,7 +15,6 @@ class DNW(DenseGradient, Magnitude):
         name="dnw",
         year=2019,
         family="dense to sparse",
-        budget="budgeted",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Wortsman et al., Discovering Neural Wirings, NeurIPS 2019",

@@ -18,7 +18,6 @@ class DPF(CubicRamp, DenseGradient, Magnitude):
         name="dpf",
         year=2020,
         family="dense to sparse",
-        budget="budgeted",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S(t) + f_D",
         reference="Lin et al., Dynamic Model Pruning with Feedback, ICLR 2020",

@@ -21,7 +21,6 @@ class DSR(Budgeted):
         name="dsr",
         year=2019,
         family="fixed budget, sparse to sparse",
-        budget="budgeted",
         pruned_gradient="0",
         train_flops="3 f_S, f_S drifts as weights move between layers",
         reference="Mostafa and Wang, Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic Sparse "

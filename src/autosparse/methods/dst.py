@@ -81,7 +81,6 @@ class DST(Method):
         name="dst",
         year=2020,
         family="learned during training",
-        budget="learned",
         pruned_gradient="structure term G w H'(|w| - t) sign(w)",
         train_flops="2 f_S + f_D",
         reference="Liu et al., Dynamic Sparse Training: Find Efficient Sparse Network From Scratch With Trainable Masked "

@@ -20,7 +20,6 @@ class GMP(CubicRamp, Magnitude):
         name="gmp",
         year=2017,
         family="dense to sparse",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_S(t)",
         reference="Zhu and Gupta, To prune, or not to prune, arXiv 1710.01878; Gale et al., arXiv 1902.09574",

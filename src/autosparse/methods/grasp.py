@@ -24,7 +24,6 @@ class GraSP(ScoredMask):
         name="grasp",
         year=2020,
         family="before training",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_S, and 12 f_D for every batch scored",
         reference="Wang et al., Picking Winning Tickets Before Training by Preserving Gradient Flow, ICLR 2020",

@@ -18,7 +18,6 @@ class LotteryTicket(MagnitudeRounds):
         name="lottery",
         year=2019,
         family="after or around training",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Frankle and Carbin, The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks, ICLR 2019",

@@ -61,7 +61,6 @@ class LTP(Method):
         name="ltp",
         year=2020,
         family="learned during training",
-        budget="learned",
         pruned_gradient="G sigmoid((w^2 - tau) / T) until the masks are hard",
         train_flops="3 f_D while soft, 3 f_S after",
         reference="Azarian et al., Learned Threshold Pruning, arXiv 2003.00075",

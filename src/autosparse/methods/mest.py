@@ -21,7 +21,6 @@ class MEST(Budgeted):
         name="mest",
         year=2021,
         family="fixed budget, sparse to sparse",
-        budget="budgeted",
         pruned_gradient="0",
         train_flops="3 f_S (EM&S: f_S at sparsity S - p until its last stage)",
         reference="Yuan et al., MEST: Accurate and Fast Memory-Economic Sparse Training Framework on the Edge, "

@@ -42,7 +42,6 @@ class OptG(Method):
         name="optg",
         year=2022,
         family="learned during training",
-        budget="budgeted",
         pruned_gradient="none (their scores receive G w)",
         train_flops="2 f_S + f_D",
         reference="Zhang et al., OptG: Optimizing Gradient-driven Criteria in Network Sparsity, arXiv 2201.12826",

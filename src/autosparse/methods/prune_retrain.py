@@ -23,7 +23,6 @@ class PruneRetrain(MagnitudeRounds):
         name="prune_retrain",
         year=2015,
         family="after or around training",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NIPS 2015",

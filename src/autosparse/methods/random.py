@@ -15,7 +15,6 @@ class Random(Budgeted):
         name="random",
         year=2022,
         family="before training",
-        budget="budgeted",
         pruned_gradient="0",
         train_flops="3 f_S",
         reference="Liu et al., The Unreasonable Effectiveness of Random Pruning: Return of the Most Naive Baseline for "

@@ -38,6 +38,8 @@ def register(cls: type[Kind]) -> type[Kind]:
     if holder is not None and holder.__qualname__ != cls.__qualname__:
         raise ValueError(f"the name {about.name!r} belongs to {holder.__qualname__}; give {cls.__qualname__} another")
     METHODS[about.name] = dataclass(frozen=True, kw_only=True)(cls)
+    budget = "budgeted" if any(field.name == "sparsity" for field in dataclasses.fields(cls)) else "learned"
+    cls.about = dataclasses.replace(about, budget=about.budget or budget)
     return cls
 
 

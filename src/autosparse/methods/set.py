@@ -20,7 +20,6 @@ class SET(DropAndGrow):
         name="set",
         year=2018,
         family="fixed budget, sparse to sparse",
-        budget="budgeted",
         pruned_gradient="0",
         train_flops="3 f_S",
         reference="Mocanu et al., Scalable training of artificial neural networks with adaptive sparse connectivity "

@@ -20,7 +20,6 @@ class SNIP(ScoredMask):
         name="snip",
         year=2019,
         family="before training",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_S, and 3 f_D for every batch scored",
         reference="Lee et al., SNIP: Single-shot Network Pruning based on Connection Sensitivity, ICLR 2019",

@@ -23,7 +23,6 @@ class SynFlow(ScoredMask):
         name="synflow",
         year=2020,
         family="before training",
-        budget="budgeted",
         pruned_gradient="none",
         train_flops="3 f_S, and 3 f_D for one sample per scoring round",
         reference="Tanaka et al., Pruning Neural Networks without Any Data by Conserving Synaptic Flow, NeurIPS 2020",

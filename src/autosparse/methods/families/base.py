@@ -25,11 +25,11 @@ class About:
     name: str
     year: int
     family: str
-    budget: str  # "learned" or "budgeted"
     pruned_gradient: str
     train_flops: str
     reference: str
     doc: str
+    budget: str = ""  # "budgeted" or "learned"; `register` sees by the field `sparsity` which
 
 
 @dataclass(frozen=True)
