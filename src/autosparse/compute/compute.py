@@ -159,7 +159,8 @@ class Compute:
             "threads": torch.get_num_threads(),
             "kernels": kernels.instruction_set(),
             "first_plan_is_due": self.first_plan_is_due,
-            "shapes": {name: list(shape) for name, shape in self._shapes.items()},
+            # a step that is skipped before the first plan leaves no trace
+            "shapes": {} if self.first_plan_is_due else {name: list(shape) for name, shape in self._shapes.items()},
             "passes": {name: list(passes) for name, passes in self._passes.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
         }
