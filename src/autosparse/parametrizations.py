@@ -120,7 +120,7 @@ class SoftThreshold(Gated):
 
     def forward(self, weight: Tensor) -> Tensor:
         value = functional.threshold_value(self.threshold, self.function)
-        effective, count = functional.counted_soft_threshold(weight, value, self.gate, self.reach)
+        effective, count = functional.counted_soft_threshold(weight, value, self.gate, self.backward_bound)
         # a tied embedding gives some rows of the parameter; what was made in inference mode has no version
         if count is not None and isinstance(weight, nn.Parameter) and not weight.is_inference():
             self._counted = weight._version, self.threshold._version, count
@@ -166,22 +166,28 @@ class SoftThreshold(Gated):
     def gradient_entries(self) -> str:
         if not self.is_open:
             return "active"
-        return "all" if self.reach is None else "mask"
+        return "all" if self.backward_bound is None else "mask"
 
     def gradient_floor(self) -> float:
         return 1 - self.backward_sparsity if self.is_open else 0.0
 
     def gradient_mask(self, weight: Tensor) -> Tensor:
-        assert self.reach is not None
+        assert self.backward_bound is not None
         magnitudes = weight.detach().abs()
-        bound = torch.minimum(self.threshold_values().to(weight.dtype), self.reach.to(weight.dtype))
+        bound = torch.minimum(self.threshold_values().to(weight.dtype), self.backward_bound.to(weight.dtype))
         return magnitudes >= bound
 
-    def refresh_reach(self, weight: Tensor) -> None:
-        """The magnitude from which on weights belong to the top-B set: n - floor(b * n) of them."""
-        if self.reach is not None:
+    @property
+    def backward_bound(self) -> Tensor | None:
+        """The magnitude below which pruned weights receive nothing; the buffer has the name that checkpoints use."""
+        return self.reach
+
+    def refresh_backward_bound(self, weight: Tensor) -> None:
+        """Let the top-B set have n - floor(b * n) weights."""
+        if self.backward_bound is not None:
             excluded = int(self.backward_sparsity * weight.numel())
-            assign(self.reach, kth_smallest(weight.detach().abs(), excluded + 1).to(self.reach.dtype).reshape(1))
+            bound = kth_smallest(weight.detach().abs(), excluded + 1)
+            assign(self.backward_bound, bound.to(self.backward_bound.dtype).reshape(1))
 
 
 class Masked(Gated):

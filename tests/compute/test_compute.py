@@ -101,8 +101,8 @@ def test_auto_follows_the_planner_and_says_what_it_chose(monkeypatch):
         def considers(self, workload, density):
             return True
 
-        def decide(self, layer, workload, density, wanted, wanted_density):
-            asked.append((layer, workload.linear, workload.conv.out_size, round(density, 1), wanted))
+        def decide(self, layer, workload, density, entries, mask_density):
+            asked.append((layer, workload.linear, workload.conv.out_size, round(density, 1), entries))
             return Passes(True, False, False) if layer == "mix" else DENSE
 
     monkeypatch.setattr(compute, "Planner", Planned)

@@ -69,7 +69,7 @@ def test_sparse_where_it_is_faster() -> None:
 def test_compression_is_shared_by_the_passes() -> None:
     """At density .2 each sparse pass saves .2: three together pay for a compression of .5, two would not."""
     assert World(compress=0.5).planner().decide("a", WORKLOAD, 0.2) == Passes(True, True, True)
-    assert World(compress=0.5).planner().decide("a", WORKLOAD, 0.2, wanted="all") == DENSE
+    assert World(compress=0.5).planner().decide("a", WORKLOAD, 0.2, entries="all") == DENSE
 
 
 def test_small_layers_do_not_pay_for_the_operators() -> None:
@@ -79,7 +79,7 @@ def test_small_layers_do_not_pay_for_the_operators() -> None:
 
 
 def test_a_dense_weight_gradient_is_never_sparse() -> None:
-    assert World().planner().decide("a", WORKLOAD, 0.01, wanted="all") == Passes(True, True, False)
+    assert World().planner().decide("a", WORKLOAD, 0.01, entries="all") == Passes(True, True, False)
 
 
 def test_a_mask_has_its_own_density_and_compression() -> None:
@@ -216,7 +216,7 @@ def test_both_gradients_in_one_pass_are_charged_once() -> None:
     planner = Planner(measure, lambda: 0.0)
     assert planner.decide("a", WORKLOAD, 0.1) == Passes(False, True, True)
     assert planner.decisions["a"].seconds == pytest.approx(2.5)
-    assert planner.decide("b", WORKLOAD, 0.1, wanted="all") == DENSE
+    assert planner.decide("b", WORKLOAD, 0.1, entries="all") == DENSE
     assert planner.decide("c", WORKLOAD, 0.1, "mask", 0.2) == DENSE, "a mask has its own pattern, and a pass of its own"
 
 

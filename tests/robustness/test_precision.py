@@ -47,12 +47,12 @@ def test_autocast_trains_with_float32_thresholds_and_gradients() -> None:
     ("cast", "threshold"), [("bfloat16", torch.float32), ("half", torch.float32), ("double", torch.float64)]
 )
 def test_a_model_cast_before_sparsify(cast: str, threshold: torch.dtype) -> None:
-    """Thresholds and reach are at least float32; the effective weight has the weight's own type."""
+    """Thresholds and the backward bound are at least float32; the effective weight has the weight's own type."""
     model = getattr(mlp(), cast)()
     dtype = next(model.parameters()).dtype
     run = begin(model, AutoSparse(alpha=0.5, start_sparsity=0.4, backward_sparsity=0.2))
     assert {each.dtype for each in run.sp.thresholds()} == {threshold}
-    assert {layer.parametrization.reach.dtype for layer in run.sp.layers} == {threshold}
+    assert {layer.parametrization.backward_bound.dtype for layer in run.sp.layers} == {threshold}
     assert model[0].weight.dtype == dtype
     start = run.sp.sparsity()
     assert start == pytest.approx(0.4, abs=0.02)

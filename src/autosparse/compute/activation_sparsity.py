@@ -28,7 +28,7 @@ class InputBound(Masked):
         super().__init__(weight)
         self.input_sparsity = input_sparsity
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        # Below 0 every input counts, and the next training forward measures it anew. Saved, so that a resumed run goes on.
+        # Below 0 every input counts, and the next training forward measures it again. Saved, so that a resumed run goes on.
         self.register_buffer("bound", torch.full((1,), _NOT_KNOWN, dtype=dtype, device=weight.device))
         self.measures = True  # mirrors bound < 0: a forward pass may not branch on a tensor
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
@@ -47,8 +47,8 @@ class InputBound(Masked):
 
     def largest(self, inputs: Tensor) -> Tensor:
         """The inputs, with those below the bound set to 0."""
-        kept = inputs.detach().abs()
-        return kept.ge_(self.bound.to(kept.dtype)).mul_(inputs.detach())
+        is_large = inputs.detach().abs()
+        return is_large.ge_(self.bound.to(is_large.dtype)).mul_(inputs.detach())
 
 
 def _after_load(module: nn.Module, _: Any) -> None:
@@ -60,10 +60,7 @@ def supports(module: nn.Module) -> bool:
     """Whether inputs can be left out: a Linear or convolution that computes as torch's own class does."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or overrides.owner_of(module) is not None:
         return False  # MultiheadAttention reads its output projection's weight without calling the module
-    own = type(module).forward
-    if isinstance(module, _CONVOLUTIONS):
-        return any(own is kind.forward for kind in _CONVOLUTIONS)
-    return isinstance(module, nn.Linear) and own is nn.Linear.forward
+    return type(module).forward in (nn.Linear.forward, *(kind.forward for kind in _CONVOLUTIONS))
 
 
 def attach(module: nn.Module) -> None:
@@ -81,11 +78,11 @@ def is_attached(module: nn.Module) -> bool:
 
 
 def _largest_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
-    found = module.parametrizations["weight"][0]  # type: ignore[index]
-    assert isinstance(found, InputBound)
-    if found.measures and module.training:
-        found.measure(inputs)
-    return found.largest(inputs)
+    bound = module.parametrizations["weight"][0]  # type: ignore[index]
+    assert isinstance(bound, InputBound)
+    if bound.measures and module.training:
+        bound.measure(inputs)
+    return bound.largest(inputs)
 
 
 def _cast(*tensors: Tensor | None) -> list[Any]:
@@ -122,8 +119,8 @@ def _convolution(module: _ConvNd, input: Tensor) -> Tensor:
     return output if batched else output.squeeze(0)
 
 
-# Both operations are linear in their input, so that their gradients taken at the largest inputs are what is wanted:
-# the input's own does not depend on the inputs at all, and the weight's sees only those.
+# Both operations are linear in their input, so gradients taken at the largest inputs are the right ones:
+# that of the input does not depend on the inputs at all, and that of the weight sees only the largest.
 
 
 class _Linear(torch.autograd.Function):
@@ -161,9 +158,9 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, largest = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.shape
-        wanted = list(ctx.needs_input_grad[:3])
-        sizes = [weight.shape[0]] if wanted[2] else None
-        found = torch.ops.aten.convolution_backward(
-            grad, largest, weight, sizes, stride, padding, dilation, False, [0] * len(stride), groups, wanted
+        needed = list(ctx.needs_input_grad[:3])
+        sizes = [weight.shape[0]] if needed[2] else None
+        gradients = torch.ops.aten.convolution_backward(
+            grad, largest, weight, sizes, stride, padding, dilation, False, [0] * len(stride), groups, needed
         )
-        return found[0], found[1], found[2], None, None
+        return *gradients, None, None

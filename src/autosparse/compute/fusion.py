@@ -79,7 +79,7 @@ class _Rewriter:
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         self.root, self.old, self.new = root, graph, fx.Graph()
-        self.made: dict[fx.Node, fx.Node] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
         self.normalised: set[fx.Node] = set()
         self.activated: set[fx.Node] = set()
         self.plain: dict[fx.Node, fx.Node] = {}
@@ -88,8 +88,8 @@ class _Rewriter:
 
     def rewrite(self) -> fx.Graph:
         for node in self.old.nodes:
-            if node not in self.made and not (self._conv_norm(node) or self._relu(node) or self._add(node)):
-                self.made[node] = self.new.node_copy(node, self._plain)
+            if node not in self.copies and not (self._conv_norm(node) or self._relu(node) or self._add(node)):
+                self.copies[node] = self.new.node_copy(node, self._plain)
         return self.new
 
     def convolutions(self) -> set[nn.Module]:
@@ -112,8 +112,8 @@ class _Rewriter:
             return False
         before, norm = sole_input(conv), next(iter(conv.users))
         assert before is not None
-        if norm not in self.made:
-            self._keep(norm, self.new.call_function(fused_layers.conv_norm, (*self._modules(conv, norm), self.made[before])))
+        if norm not in self.copies:
+            self._keep(norm, self.new.call_function(fused_layers.conv_norm, (*self._modules(conv, norm), self.copies[before])))
             self.fused += 1
         return True
 
@@ -124,16 +124,16 @@ class _Rewriter:
         before = sole_input(node, allow_keywords=True)
         if before is None or not self._is_relu(node) or not self._ends_in(before):
             return False
-        self._keep(node, self.new.call_function(fused_layers.activated, (self.made[before],)), has_relu=True)
+        self._keep(node, self.new.call_function(fused_layers.activated, (self.copies[before],)), has_relu=True)
         return True
 
-    def _keep(self, node: fx.Node, made: fx.Node, has_relu: bool = False) -> None:
+    def _keep(self, node: fx.Node, copy: fx.Node, has_relu: bool = False) -> None:
         """As a normalised value; as a tensor from the start if one of several users may write what the others read."""
         if len(node.users) > 1 and may_be_written(node, self.root):
-            made = self._in_torch_format(node, self.new.call_function(fused_layers.plain, (made,)))
+            copy = self._in_torch_format(node, self.new.call_function(fused_layers.plain, (copy,)))
         else:
             (self.activated if has_relu else self.normalised).add(node)
-        self.made[node] = made
+        self.copies[node] = copy
 
     def _add(self, node: fx.Node) -> bool:
         operands = _operands(node)
@@ -145,27 +145,26 @@ class _Rewriter:
             first, second = second, first
         if not self._ends_in(first):
             return False
-        other = self.made[second] if self._ends_in(second) else self._plain(second)
+        other = self.copies[second] if self._ends_in(second) else self._plain(second)
         users = list(node.users)
         relu = len(users) == 1 and self._is_relu(users[0])
         joined = users[0] if relu else node
-        arguments = self.made[first], other, in_place, relu
+        arguments = self.copies[first], other, in_place, relu
         conv = None if may_be_written(joined, self.root) else self._next_conv(joined)
         if conv is None:
-            made = self.new.call_function(fused_layers.joined, arguments)
+            total = self.new.call_function(fused_layers.joined, arguments)
         else:
             norm = next(iter(conv.users))
             both = self.new.call_function(fused_layers.joined_conv_norm, (*arguments, *self._modules(conv, norm)))
-            made = self.new.call_function(operator.getitem, (both, 0))
+            total = self.new.call_function(operator.getitem, (both, 0))
             self._keep(norm, self.new.call_function(operator.getitem, (both, 1)))
             self.fused += 1
-        self.made[node] = self.made[joined] = self._in_torch_format(joined, made)
+        self.copies[node] = self.copies[joined] = self._in_torch_format(joined, total)
         return True
 
     def _next_conv(self, node: fx.Node) -> fx.Node | None:
         """A convolution to fuse with the end of a block: one without stride if there is a choice, its gradient is wider."""
-        found = [each for each in node.users if self._waits_for_norm(each)]
-        return min(found, key=self._stride, default=None)
+        return min(filter(self._waits_for_norm, node.users), key=self._stride, default=None)
 
     def _stride(self, node: fx.Node) -> int:
         module = self._module(node)
@@ -186,9 +185,9 @@ class _Rewriter:
 
     def _plain(self, node: fx.Node) -> fx.Node:
         if node not in self.normalised and node not in self.activated:
-            return self.made[node]
+            return self.copies[node]
         if node not in self.plain:
-            plain = self.new.call_function(fused_layers.plain, (self.made[node],))
+            plain = self.new.call_function(fused_layers.plain, (self.copies[node],))
             self.plain[node] = self._in_torch_format(node, plain)
         return self.plain[node]
 

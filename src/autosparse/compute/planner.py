@@ -21,8 +21,8 @@ MAX_SPARSE_DENSITY = 0.6
 HYSTERESIS = 0.05
 # A line through these predicts all densities that are planned for.
 SAMPLED_DENSITIES = (0.3, 0.05)
-# Multiply-adds of one dense pass. Below, even a layer of 90 % zeros gains less than 0.2 ms a step or loses by the calls of our
-# operators: it stays dense without being measured, so that small models train the same way every time.
+# Multiply-adds of one dense pass. Below, even a layer of 90 % zeros gains less than 0.2 ms per step or loses by the cost of
+# calling our operators: it stays dense without being measured, so that small models train the same way every time.
 LEAST_WORK = 20_000_000
 
 
@@ -113,21 +113,21 @@ class Times:
     def sparse(self, part: str, nonzeros: float) -> float:
         return Line.fit([(sample.nonzeros, float(getattr(sample, part))) for sample in self.samples]).at(nonzeros)
 
-    def cost(self, passes: Passes, nonzeros: int, wanted_nonzeros: int | None) -> float:
+    def cost(self, passes: Passes, nonzeros: int, mask_nonzeros: int | None) -> float:
         """Seconds of a step; the weight gradient may have a pattern of its own, which is compressed as well."""
         seconds = 0.0
         for part, sparse in passes._asdict().items():
-            own = wanted_nonzeros if part == "weight" and wanted_nonzeros is not None else nonzeros
-            seconds += self.sparse(part, own) if sparse else self.dense(part)
-        if passes.input and passes.weight and wanted_nonzeros is None and all(each.both is not None for each in self.samples):
+            entries = mask_nonzeros if part == "weight" and mask_nonzeros is not None else nonzeros
+            seconds += self.sparse(part, entries) if sparse else self.dense(part)
+        if passes.input and passes.weight and mask_nonzeros is None and all(each.both is not None for each in self.samples):
             apart = self.sparse("input", nonzeros) + self.sparse("weight", nonzeros)
             seconds += self.sparse("both", nonzeros) - apart
         if any(passes):
             seconds += self.operators
-        if passes.forward or passes.input or (passes.weight and wanted_nonzeros is None):
+        if passes.forward or passes.input or (passes.weight and mask_nonzeros is None):
             seconds += self.sparse("compress", nonzeros)
-        if passes.weight and wanted_nonzeros is not None:
-            seconds += self.sparse("compress", wanted_nonzeros)
+        if passes.weight and mask_nonzeros is not None:
+            seconds += self.sparse("compress", mask_nonzeros)
         return seconds
 
 
@@ -169,26 +169,26 @@ class Planner:
         return density <= MAX_SPARSE_DENSITY and workload.work >= LEAST_WORK
 
     def decide(
-        self, layer: str, workload: Workload, density: float, wanted: str = "active", wanted_density: float | None = None
+        self, layer: str, workload: Workload, density: float, entries: str = "active", mask_density: float | None = None
     ) -> Passes:
-        """How a layer runs from now on. `wanted` is the weight gradient; with "mask" `wanted_density` is the mask's."""
+        """How a layer runs from now on. `entries` are those of the weight gradient that are needed."""
         if not 0 <= density <= 1:
             raise ValueError(f"density {density} of layer {layer!r}; it is the fraction of non-zeros, between 0 and 1")
-        if (wanted == "mask") != (wanted_density is not None):
-            raise ValueError(f"wanted={wanted!r} with wanted_density={wanted_density}; a mask, and only a mask, has a density")
+        if (entries == "mask") != (mask_density is not None):
+            raise ValueError(f"entries={entries!r} with mask_density={mask_density}; a mask, and only a mask, has a density")
         if not self.considers(workload, density):
             self.decisions.pop(layer, None)
             return DENSE
         times = self.times(workload)
         nonzeros = round(density * workload.weights)
-        wanted_nonzeros = None if wanted_density is None else round(wanted_density * workload.weights)
+        mask_nonzeros = None if mask_density is None else round(mask_density * workload.weights)
 
         def cost(passes: Passes) -> float:
-            return times.cost(passes, nonzeros, wanted_nonzeros)
+            return times.cost(passes, nonzeros, mask_nonzeros)
 
-        best = min(_combinations(weight=wanted != "all"), key=cost)
+        best = min(_combinations(weight=entries != "all"), key=cost)
         present = self.decisions[layer].passes if layer in self.decisions else None
-        if present is not None and wanted == "all":
+        if present is not None and entries == "all":
             present = present._replace(weight=False)
         if present is not None and cost(best) > (1 - HYSTERESIS) * cost(present):
             best = present

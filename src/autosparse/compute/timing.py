@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from autosparse.common.turns import take_turns
 from autosparse.compute.planner import Sample, Times, Workload
 from autosparse.compute.timed_calls import Calls, LayerCalls
 from autosparse.kernels import autograd
@@ -40,15 +41,15 @@ def measure(workload: Workload, densities: Sequence[float]) -> Times:
         layer = LayerCalls(timed)
         weights = [_pattern(layer.shape, density, generator) for density in densities]
         sparse = [layer.sparse(layout, weight) for weight in weights]
-        dense, *found = _in_turn([layer.dense(weights[0]), *(calls for _, calls in sparse)])
+        dense, *seconds = _in_turn([layer.dense(weights[0]), *(calls for _, calls in sparse)])
     release()  # training will have fewer non-zeros
     whole = workload.work // timed.work  # times are in proportion
-    samples = (Sample(whole * count, **_times(whole, each)) for (count, _), each in zip(sparse, found, strict=True))
+    samples = (Sample(whole * count, **_times(whole, each)) for (count, _), each in zip(sparse, seconds, strict=True))
     return Times(**_times(whole, dense, "dense_"), operators=operator_seconds(workload.fused), samples=tuple(samples))
 
 
 def _shortened(workload: Workload) -> Workload:
-    """A vocabulary layer is timed on a part of it, or measuring would take more memory than training.."""
+    """A vocabulary layer is timed on a part of it, or measuring would take more memory than training."""
     conv = workload.conv
     channels = conv.out_channels
     while workload.linear and channels % 2 == 0 and channels * conv.in_channels > MOST_WEIGHTS:
@@ -66,16 +67,10 @@ def _pattern(shape: tuple[int, ...], density: float, generator: torch.Generator)
 
 
 def _in_turn(groups: Sequence[Calls]) -> list[dict[str, float]]:
-    """The fastest of a few calls each. They take turns: a machine that is slow for a moment is slow for all of them."""
-    found: list[dict[str, list[float]]] = [{name: [] for name in calls} for calls in groups]
-    for done in range(MOST_CALLS):
-        for calls, times in zip(groups, found, strict=True):
-            for name, call in calls.items():
-                if done < LEAST_CALLS or sum(times[name]) < ENOUGH_SECONDS:
-                    begin = CLOCK()
-                    call()
-                    times[name].append(CLOCK() - begin)
-    return [{name: min(seconds) for name, seconds in times.items()} for times in found]
+    """The fastest of a few calls each, all of them taking turns."""
+    calls = {(place, name): call for place, group in enumerate(groups) for name, call in group.items()}
+    seconds = take_turns(calls, MOST_CALLS, clock=CLOCK, least_rounds=LEAST_CALLS, enough_seconds=ENOUGH_SECONDS)
+    return [{name: min(seconds[place, name]) for name in group} for place, group in enumerate(groups)]
 
 
 @lru_cache(maxsize=2)

@@ -24,8 +24,8 @@ Soft = tuple[Layer, SoftThreshold]
 def refresh_reach(layers: Sequence[Soft]) -> None:
     """Renew the top-B sets of backward sparsity from the present weights."""
     for layer, soft in layers:
-        if soft.reach is not None:
-            soft.refresh_reach(layer.weight())
+        if soft.backward_bound is not None:
+            soft.refresh_backward_bound(layer.weight())
 
 
 def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Generator) -> None:
