@@ -348,3 +348,25 @@ def test_a_step_takes_the_count_of_its_forward_pass() -> None:
         model(torch.randn(5, 6))
         sp.layers[0].parametrization.threshold.add_(3.0)
     assert counted()[0] is None
+
+
+def test_gates_are_written_when_they_change_and_renewed_at_the_first_step_and_at_load(net, loop):
+    run = loop(net, AutoSparse(alpha=0.5, schedule="constant"), steps=5)
+    gate = run.sp.layers[0].parametrization.gate
+    gate.fill_(7.0)  # as to_empty leaves it
+    run.step()
+    assert gate.item() == 0.5
+    version = gate._version
+    run.step()
+    assert gate._version == version
+    gate.fill_(7.0)
+    run.sp.load_state_dict(run.sp.state_dict())
+    assert gate.item() == 0.5
+
+
+def test_layer_plans_name_every_layer_and_its_density(net, loop):
+    run = loop(net, AutoSparse(start_sparsity=0.5))
+    plans = run.sp.layer_plans()
+    assert [plan.name for plan in plans] == ["0", "2", "4"]
+    assert [plan.density for plan in plans] == run.sp.densities()
+    assert all(plan.passes == () for plan in plans)
