@@ -80,7 +80,7 @@ def test_a_changed_recipe_is_refused_with_the_difference(tmp_path: Path, capsys:
     ("arguments", "message"),
     [
         (("digit",), "did you mean 'digits'"),
-        (("digits", "--methods", "autosparse,riggl"), "did you mean rigl"),
+        (("digits", "--methods", "autosparse,riggl"), "did you mean 'rigl'"),
         (("digits", "--sparsity", "0.8;0.9"), "give fractions of zeros"),
         (("digits", "--jobs", "1000"), "the cores of this machine"),
         (("digits", "--set", "train.epoch=3"), "did you mean 'epochs'"),

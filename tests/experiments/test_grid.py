@@ -93,7 +93,7 @@ def test_with_value_leaves_the_rest_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"methods": "riggl"}, "no method 'riggl'; did you mean rigl"),
+        ({"methods": "riggl"}, "no method 'riggl'; did you mean 'rigl'"),
         ({"sparsities": (90.0,)}, "0.9 means 90 % zeros"),
         ({"seeds": 0}, "at least one seed"),
         ({"vary": ("method.schedule",)}, "not of the form a.b=v1,v2"),
