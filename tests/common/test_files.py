@@ -69,7 +69,7 @@ def test_permissions_follow_the_umask_even_if_the_writer_narrows_them(tmp_path: 
 
 
 def test_json_is_readable_and_finite(tmp_path: Path) -> None:
-    path = write_json(tmp_path / "a.json", {"path": Path("x"), "n": 1}, default=str)
+    path = write_json(tmp_path / "a.json", {"path": Path("x"), "n": 1})
     assert json.loads(path.read_text()) == {"path": "x", "n": 1}
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"loss": float("nan")})

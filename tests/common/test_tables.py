@@ -27,8 +27,9 @@ def test_markdown_escapes_bars_and_carries_title_and_notes() -> None:
     assert text == "# T\n\n| a |\n| --- |\n| x\\|y |\n| two lines |\n\n- n\n"
 
 
-def test_numbers_written_as_text_stand_to_the_right() -> None:
-    assert Table(["a"], [["1.0 %"], ["10.0 %"], ["-"]]).text().splitlines()[2:] == [" 1.0 %", "10.0 %", "     -"]
+def test_numbers_written_as_text_are_right_aligned_except_names_of_rows() -> None:
+    table = Table(["layer", "a"], [["0", "1.0 %"], ["10", "10.0 %"], ["2", "-"]])
+    assert table.text().splitlines()[2:] == ["0       1.0 %", "10     10.0 %", "2           -"]
 
 
 def test_show_prints_whole_cells_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ def test_columns_that_cannot_be_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"left, right all fit of left, right, label, other; set data\.image_column"):
         open_data(image_config(source="parquet", path=path))
     assert open_data(image_config(source="parquet", path=path, image_column="left")).train.samples == 4
-    with pytest.raises(ValueError, match=r"data\.image_column: middle is not there; the columns are left, right, label, other"):
+    with pytest.raises(ValueError, match=r"image_column: middle does not exist; the columns are left, right, label, other"):
         open_data(image_config(source="parquet", path=path, image_column="middle"))
     with pytest.raises(ValueError, match=r"data\.label_column: right holds .*; labels are whole numbers from 0"):
         open_data(image_config(source="parquet", path=path, image_column="left", label_column="right"))

@@ -255,7 +255,7 @@ def test_damaged_cache_is_named(tmp_path: Path) -> None:
 def test_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with pytest.warns(UserWarning, match="could not be kept"):
+    with pytest.warns(UserWarning, match="could not be saved"):
         tokenizer = open_tokenizer(Few(), 320, False, blocked)
     assert tokenizer.get_vocab_size() > 260
 

@@ -80,7 +80,7 @@ def test_what_is_missing_is_named_with_its_meaning() -> None:
     with pytest.raises(ValueError, match="mistakes") as caught:
         check_recipe({"name": "x", "model": "resnet20", "data": {"source": "digits"}, "method": "dense"}, "x")
     lines = str(caught.value).splitlines()
-    assert "  - data.batch_size: missing (Images a step, over all processes)" in lines
+    assert "  - data.batch_size: missing (Images per step, over all processes)" in lines
     assert "  - optimizer: missing" in lines
 
 

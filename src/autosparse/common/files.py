@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, synced to the disk, and never over another one unasked; and JSON read back."""
+"""Files that appear whole or not at all, synced to the disk, and replace others only on request; and JSON read back."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def whole_file(path: Path, force: bool = True) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Replace a file at once; gives its path."""
+    """Write or replace a file atomically; returns its path."""
     with whole_file(path) as unfinished:
         unfinished.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Replace a text file at once; gives its path."""
+    """Write or replace a text file atomically; returns its path."""
     return write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Any) -> Path:
-    """Replace a JSON file at once; NaN and infinity are refused."""
+    """Write or replace a JSON file atomically; NaN and infinity are refused."""
     return write_text(path, json.dumps(content, indent=1, allow_nan=False, default=plain_value) + "\n")
 
 
 def plain_value(value: Any) -> Any:
-    """Paths, arrays and tensors as JSON holds them."""
+    """Paths, arrays and tensors as JSON can store them."""
     if isinstance(value, os.PathLike):
         return str(value)
     if hasattr(value, "tolist"):

@@ -23,9 +23,9 @@ def from_first_rank(value: T, device: torch.device) -> T:
     """The leading process's value, on all of them: plain values and tensors."""
     if ranks() == 1:
         return value
-    held = [value]
-    dist.broadcast_object_list(held, src=0, device=device)
-    return held[0]
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=device)
+    return box[0]
 
 
 def mean_over_ranks(value: float, device: torch.device) -> float:

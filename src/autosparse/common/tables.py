@@ -1,4 +1,4 @@
-"""One table for people: as aligned text, as Markdown, or on a terminal that folds long cells."""
+"""One table for people to read: as aligned text, as Markdown, or on a terminal, where long cells wrap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows of any values; numeric columns stand right-aligned, totals under a rule, notes below."""
+    """Headings and rows of any values; numeric columns are right-aligned, totals below a rule, notes at the end."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -39,7 +39,7 @@ class Table:
         return "\n".join([*title, *lines, *notes]) + "\n"
 
     def show(self) -> None:
-        """Print it: long cells are folded on a terminal and whole elsewhere."""
+        """Print it: long cells wrap on a terminal and stay on one line elsewhere."""
         if not sys.stdout.isatty():
             print(self.text())
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SAMPLE = 20_000
-EXACT = 2**24  # as many ones a float32 can count
+EXACT = 2**24  # float32 counts exactly up to here
 
 
 def kth_smallest(values: Tensor, k: int) -> Tensor:
@@ -36,7 +36,7 @@ def kth_smallest(values: Tensor, k: int) -> Tensor:
 
 
 def _few(values: Tensor, chosen: Tensor) -> Tensor:
-    """values[chosen] where few are chosen: eight flags are passed over at a time, as one word."""
+    """values[chosen] where few are chosen: eight flags are skipped at a time, as one word."""
     words = values.numel() // 8 * 8
     near = torch.nonzero(chosen[:words].view(torch.int64)).reshape(-1)
     rows = values[:words].view(-1, 8).index_select(0, near).reshape(-1)
@@ -87,7 +87,7 @@ def random_stream(seed: int, purpose: str) -> torch.Generator:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of a sharded parameter (a collective call), any other tensor as it is."""
+    """The full tensor of a sharded parameter (a collective call), any other tensor unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

@@ -1,4 +1,4 @@
-"""The one way to time things side by side: they take turns, so a machine that is slow for a moment is slow for all."""
+"""The one way to time calls against each other: they take turns, so a slow moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Call = Callable[[], object]
 
 
 def clock_for(threads: int) -> Callable[[], float]:
-    """On one thread processor time, which other programs disturb least; on more the wall clock."""
+    """Processor time for one thread, which other programs disturb least; the wall clock for more."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
@@ -24,9 +24,9 @@ def take_turns(
     least_rounds: int | None = None,
     enough_seconds: float = 0.0,
 ) -> dict[Key, list[float]]:
-    """Seconds of every call in every round; `before` runs untimed ahead of each.
+    """Seconds of every call in every round; `before` runs untimed before each call.
 
-    With `least_rounds`, a call that has had that many and taken `enough_seconds` in all is not called again.
+    With `least_rounds`, a call is not repeated once it has had that many rounds and taken `enough_seconds` in total.
     """
     seconds: dict[Key, list[float]] = {key: [] for key in calls}
     for done in range(rounds):

@@ -1,4 +1,4 @@
-"""The one category of all warnings of the package, so that users can filter or escalate them."""
+"""One category for all warnings of the package, so that users can filter them or turn them into errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to images: the paper's training augmentation, and the fixed crop for validation. Random numbers are given."""
+"""The paper's training augmentation of images, and the fixed crop for validation. Callers supply the random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Box = tuple[int, int, int, int]
 PADDING = 4
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 DRAWS = {"none": 0, "pad-crop-flip": 3, "resized-crop-flip": 1 + 4 * TRIES}
-"""Random numbers a sample, by augmentation."""
+"""Random numbers per sample, by augmentation."""
 
 _MARGIN = 256 / 224
 
@@ -52,7 +52,7 @@ def random_box(width: int, height: int, numbers: Numbers) -> Box:
         if 0 < wide <= width and 0 < high <= height:
             left, top = int(x_at * (width - wide + 1)), int(y_at * (height - high + 1))
             return left, top, left + wide, top + high
-    # No try fitted into so long an image: the largest part in its middle whose ratio is allowed.
+    # No try fits into such a long image: take the largest central part with an allowed ratio.
     wide = max(1, min(width, round(height * RATIO[1])))
     high = max(1, min(height, round(width / RATIO[0])))
     return _middle(width, height, wide, high)

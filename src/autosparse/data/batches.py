@@ -1,4 +1,4 @@
-"""What every kind of data gives to a training loop, and the order, shares and random numbers behind it."""
+"""The batches that every kind of data gives to a training loop, and their order, shares and random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Batches(Protocol):
 
     @property
     def steps(self) -> int:
-        """Batches an epoch on this rank; training: the same on every rank and in every epoch."""
+        """Batches per epoch on this rank; in training the same on every rank and in every epoch."""
 
     @property
     def samples(self) -> int:
@@ -35,7 +35,7 @@ class Batches(Protocol):
 
 
 class TextTools(Protocol):
-    """What scoring translations needs beside the batches."""
+    """What scoring translations needs in addition to the batches."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -83,7 +83,7 @@ def permutation(count: int, seed: int, epoch: int) -> Indices:
 
 
 def uniform(indices: Indices, draws: int, seed: int, epoch: int) -> npt.NDArray[np.float64]:
-    """Random numbers in [0, 1), (samples, draws): a function of (seed, epoch, sample index), whatever else is in the batch."""
+    """Random numbers in [0, 1), (samples, draws): a function of (seed, epoch, sample index), not of the rest of the batch."""
     # SplitMix64, a generator with random access: number k of the stream is a hash of key + k * gamma. Sample i owns the
     # numbers i * draws to (i + 1) * draws - 1, so no state has to be carried through workers, ranks or a resume.
     key = np.random.SeedSequence([seed, epoch, AUGMENTATION]).generate_state(1, np.uint64)[0]
@@ -97,7 +97,7 @@ def uniform(indices: Indices, draws: int, seed: int, epoch: int) -> npt.NDArray[
 
 
 def check_ranks(samples: int, rank: int, world: int, split: str) -> None:
-    """Every rank needs something to do."""
+    """Every rank needs at least one sample."""
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of {world} processes; ranks run from 0 to world - 1")
     if samples < world:
@@ -123,7 +123,7 @@ def training_share(order: Indices, batch_size: int, rank: int, world: int, skip:
 
 
 def evaluation_share(samples: int, batch_size: int, rank: int, world: int, skip: int = 0) -> list[Indices]:
-    """This rank's batches of a split that is gone through once, in order: every sample on exactly one rank."""
+    """This rank's batches of a split that is read once, in order: every sample on exactly one rank."""
     mine = np.arange(rank, samples, world)
     part = max(batch_size // world, 1)
     return [mine[start : start + part] for start in range(skip * part, len(mine), part)]

@@ -21,8 +21,8 @@ class Common(Block):
     path: str | None = Field(None, description="Local folder or file; needed by every source but digits and hub.")
     hub: str | None = Field(None, description="Name on the Hugging Face hub, such as uoft-cs/cifar10, or a local copy of it.")
     subset: str | None = Field(None, description="Configuration of the hub's dataset, such as de-en.")
-    limit: int | None = Field(None, ge=1, description="Use the first so many training samples only.")
-    limit_test: int | None = Field(None, ge=1, description="Use the first so many validation and test samples only.")
+    limit: int | None = Field(None, ge=1, description="Use only this many training samples, the first ones.")
+    limit_test: int | None = Field(None, ge=1, description="Use only this many validation and test samples.")
     workers: int = Field(0, ge=0, description="Processes that prepare batches; 0 prepares them in the training process.")
 
 
@@ -34,17 +34,17 @@ class ImageData(Common):
         description="digits: bundled with scikit-learn; idx: MNIST's files; folder: train/CLASS/*.jpg; parquet: files with an "
         "image and a label column; hub: a dataset on the Hugging Face hub."
     )
-    batch_size: int = Field(ge=1, description="Images a step, over all processes.")
-    image_size: int | None = Field(None, ge=1, description="Side of the square images; None keeps their own size.")
+    batch_size: int = Field(ge=1, description="Images per step, over all processes.")
+    image_size: int | None = Field(None, ge=1, description="Side of the square images; None keeps their size.")
     channels: Literal[1, 3] = 3
     classes: int = Field(ge=2)
-    augment: Augmentation = Field("none", description="What happens to training images; resized-crop-flip is ImageNet's.")
-    mean: tuple[float, ...] = Field((0.0,), description="Subtracted from pixels in [0, 1], one for all or one a channel.")
+    augment: Augmentation = Field("none", description="Augmentation of training images; resized-crop-flip is ImageNet's.")
+    mean: tuple[float, ...] = Field((0.0,), description="Subtracted from pixels in [0, 1]; one value, or one per channel.")
     std: tuple[float, ...] = (1.0,)
-    image_column: str | None = Field(None, description="Column of the images; found by itself where only one fits.")
+    image_column: str | None = Field(None, description="Column of the images; found automatically if only one fits.")
     label_column: str | None = None
     train_split: str = "train"
-    test_split: str | None = Field(None, description="Split to validate on; validation or test, whichever is there, by itself.")
+    test_split: str | None = Field(None, description="Split to validate on; by default validation or test, whichever exists.")
 
     @model_validator(mode="after")
     def _places(self) -> ImageData:
@@ -70,7 +70,7 @@ class TranslationData(Common):
     train_split: str = Field("train", description="Split, or file name without its language, to train on.")
     validation_split: str = "validation"
     test_split: str = "test"
-    tokens_per_batch: int = Field(ge=16, description="Target tokens a step, filler included, over all processes.")
+    tokens_per_batch: int = Field(ge=16, description="Target tokens per step, padding included, over all processes.")
     vocabulary: int = Field(ge=300, description="Pieces of the byte-pair encoding that both languages share.")
     max_length: int = Field(128, ge=2, description="Longer training sentences are left out.")
     lowercase: bool = False

@@ -1,4 +1,4 @@
-"""Images in files: a folder a class, parquet, or a dataset of the hub, decoded by Pillow as they are needed."""
+"""Images in files (one folder per class, parquet, or a dataset of the hub), decoded by Pillow when they are needed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autosparse.common.packages import need
 from autosparse.data.augment import Numbers, centre_square, resized_crop_flip
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
-from autosparse.data.tables import image_column, label_column, open_tables
+from autosparse.data.image_tables import image_column, label_column, open_tables
 
 MEMORY = 2**30
-"""Splits of at most so many bytes are decoded once and kept."""
+"""Splits of at most this many bytes are decoded once and kept."""
 
 _FETCHED = 256
 _MODES = {1: "L", 3: "RGB"}
@@ -44,11 +44,11 @@ class EncodedImages:
 
     def pictures(self, indices: Indices) -> Iterator[tuple[int, Any]]:
         """(index, image) one after the other, grey or in colour as asked."""
-        # Rows are fetched some hundreds at a time: one by one costs more than decoding a small image.
+        # Rows are fetched in blocks: one by one costs more than decoding a small image.
         for begin in range(0, len(indices), _FETCHED):
-            some = indices[begin : begin + _FETCHED].tolist()
+            block = indices[begin : begin + _FETCHED].tolist()
             yield from (
-                (index, self._decoded(cell, index)) for index, cell in zip(some, self.rows[some][self._image], strict=True)
+                (index, self._decoded(cell, index)) for index, cell in zip(block, self.rows[block][self._image], strict=True)
             )
 
     def pixels(self, indices: Indices) -> Tensor:
@@ -66,8 +66,8 @@ class EncodedImages:
     def _decoded(self, cell: Any, index: int) -> Any:
         from PIL import Image
 
-        known: dict[str, Any] = {"bytes": cell} if isinstance(cell, bytes) else cell or {}
-        content, path = known.get("bytes"), known.get("path")
+        stored: dict[str, Any] = {"bytes": cell} if isinstance(cell, bytes) else cell or {}
+        content, path = stored.get("bytes"), stored.get("path")
         file = path if content is None else io.BytesIO(content)
         try:
             if file is None:

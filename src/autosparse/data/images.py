@@ -27,8 +27,8 @@ from autosparse.data.workers import prepared
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """Makes the batch of given samples in one epoch."""
+class ImagePreparation:
+    """Makes batches of one epoch."""
 
     images: Images
     augment: Augmentation
@@ -51,7 +51,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class ImageBatches:
-    """One split on one rank: shuffled and augmented for training, each image once and as it is otherwise."""
+    """One split on one rank: shuffled and augmented for training, otherwise every image once and unchanged."""
 
     images: Images
     config: ImageData
@@ -79,7 +79,7 @@ class ImageBatches:
             share = evaluation_share(self.samples, batch_size, self.rank, self.world, skip)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.config.mean, self.config.std))
         augment: Augmentation = self.config.augment if self.training else "none"
-        prepare = Preparation(self.images, augment, mean, std, self.seed, number)
+        prepare = ImagePreparation(self.images, augment, mean, std, self.seed, number)
         return prepared(prepare, share, self.config.workers)
 
 

@@ -1,4 +1,4 @@
-"""Sentence pairs from text files, parquet or the Hugging Face hub, read in pieces so that millions of them fit."""
+"""Sentence pairs from text files, parquet or the Hugging Face hub, read in pieces so that millions fit into memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from autosparse.common.packages import need
 from autosparse.data.config import TranslationData
+from autosparse.data.image_tables import load_dataset
 
 Piece = tuple[list[str], list[str]]
 PIECE = 10_000
 
 
 class Pairs(Protocol):
-    """The sentence pairs of one split; `pieces` may be gone through as often as needed."""
+    """The sentence pairs of one split; `pieces` may be called as often as needed."""
 
     @property
     def count(self) -> int: ...
 
     def pieces(self) -> Iterator[Piece]:
-        """Sources and targets, some thousand at a time, without white space at their ends."""
+        """Sources and targets, some thousands at a time, without white space at their ends."""
 
 
 def open_pairs(config: TranslationData, split: str, limit: int | None = None, cache: Path | None = None) -> Pairs:
-    """The pairs of a split, at most `limit` of them; missing data is an error that says what was looked for."""
+    """The pairs of a split, at most `limit` of them; if data is missing, the error names the files that were expected."""
     pairs: Pairs
     if config.source == "files":
         source, target = (_text_file(Path(str(config.path)), split, language) for language in config.languages)
@@ -71,7 +71,7 @@ class FilePairs:
 
 
 class ColumnPairs:
-    """A Hugging Face dataset with a translation column (WMT), or a column a language (Multi30k)."""
+    """A Hugging Face dataset with a translation column (WMT), or one column per language (Multi30k)."""
 
     def __init__(self, dataset: Any, languages: tuple[str, str], limit: int | None = None) -> None:
         self.languages = languages
@@ -94,13 +94,13 @@ def _stripped(sentences: list[str | None]) -> list[str]:
 
 
 def _translation_column(dataset: Any, languages: tuple[str, str]) -> str | None:
-    """The name of the column of {language: sentence}; None where each language has a column of its own."""
-    wanted = set(languages)
-    if wanted <= set(dataset.column_names):
+    """The name of the column of {language: sentence}; None if every language has its own column."""
+    both = set(languages)
+    if both <= set(dataset.column_names):
         return None
     for name, feature in dataset.features.items():
         inside = getattr(feature, "languages", feature)
-        if isinstance(inside, dict | list | tuple) and wanted <= {str(language) for language in inside}:
+        if isinstance(inside, dict | list | tuple) and both <= {str(language) for language in inside}:
             return str(name)
     raise ValueError(
         f"no sentences in {' and '.join(languages)}: needed is a column of translations with both, or a column each; "
@@ -143,7 +143,7 @@ def _parquet(config: TranslationData, split: str, cache: Path | None) -> Any:
     for place in places:
         files = sorted(str(file) for pattern in patterns for file in place.glob(pattern))
         if files:
-            return _load("parquet", cache, data_files={split: files}, split=split)
+            return load_dataset("parquet", cache, "translation data", "text", data_files={split: files}, split=split)
     looked = ", ".join(str(place / pattern) for place in places for pattern in patterns)
     raise FileNotFoundError(f"no parquet files of split {split!r}: looked for {looked}{_present(folder)}")
 
@@ -151,15 +151,6 @@ def _parquet(config: TranslationData, split: str, cache: Path | None) -> Any:
 def _hub(config: TranslationData, split: str, cache: Path | None) -> Any:
     name, subset = str(config.hub), config.subset
     if subset is not None and (Path(name) / subset).is_dir():
-        # a local copy keeps each configuration in a folder of its own
+        # a local copy has one folder per configuration
         name, subset = str(Path(name) / subset), None
-    return _load(name, cache, name=subset, split=split)
-
-
-def _load(place: str, cache: Path | None, **options: Any) -> Any:
-    datasets = need("datasets", "translation data", "text")
-    try:
-        return datasets.load_dataset(place, cache_dir=None if cache is None else str(cache), **options)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise OSError(f"cannot open {options.get('data_files', place)} with datasets: {reason}") from error
+    return load_dataset(name, cache, "translation data", "text", name=subset, split=split)

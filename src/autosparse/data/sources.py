@@ -1,4 +1,4 @@
-"""Where images come from: two splits of labelled images for each source of the `data:` block."""
+"""Where images come from: two splits of labelled images per source of the `data:` block."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def open_images(config: ImageData, cache: Path | None) -> tuple[Images, Images]:
         result: tuple[Images, Images] = train, test
     else:
         encoded, encoded_test = open_encoded(config, cache)
-        result = (encoded if config.augment == "resized-crop-flip" else _remembered(encoded)), _remembered(encoded_test)
+        result = (encoded if config.augment == "resized-crop-flip" else _in_memory(encoded)), _in_memory(encoded_test)
     for images, split in zip(result, ("training", "validation"), strict=True):
         _check_labels(images.labels, config.classes, split)
     return result
 
 
 def _digits() -> tuple[StoredImages, StoredImages]:
-    """The 1,797 images of 8x8 in 17 greys that scikit-learn carries, 450 of them to validate on."""
+    """The 1,797 images of 8x8 pixels in 17 greys that come with scikit-learn, 450 of them to validate on."""
     purpose = "source: digits"
     images, labels = need("sklearn.datasets", purpose).load_digits(return_X_y=True)
     split = need("sklearn.model_selection", purpose).train_test_split
@@ -109,8 +109,8 @@ def _shaped(images: StoredImages, config: ImageData) -> StoredImages:
     return StoredImages(images.all_pixels.expand(-1, config.channels, -1, -1).contiguous(), images.labels, images.scale)
 
 
-def _remembered(images: EncodedImages) -> Images:
-    """Decoded once and kept, where that fits."""
+def _in_memory(images: EncodedImages) -> Images:
+    """Decoded once and kept, if there is enough memory."""
     channels, height, width = images.shape
     if len(images.labels) * channels * height * width > MEMORY:
         return images

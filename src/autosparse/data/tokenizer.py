@@ -63,14 +63,16 @@ class Text:
 
 
 def open_tokenizer(pairs: Pairs, vocabulary: int, lowercase: bool, cache: Path | None = None) -> Tokenizer:
-    """The encoding of these pairs: from the cache where the same text and settings were seen before, else trained."""
+    """The encoding of these pairs: from the cache if the same text and settings were used before, else trained."""
     path = (cache or default_cache()) / f"bpe-{_fingerprint(pairs, vocabulary, lowercase)}.json"
     if not path.exists():
         trained = train_tokenizer(pairs, vocabulary, lowercase)
         try:
             write_text(path, trained.to_str())
         except OSError as error:
-            warnings.warn(f"the tokenizer could not be kept in {path.parent} ({error}) and will be trained again", stacklevel=2)
+            warnings.warn(
+                f"the tokenizer could not be saved in {path.parent} ({error}) and will be trained again", stacklevel=2
+            )
             return _prepared(trained)
     # read back even when just written: every process then uses one and the same file
     return read_tokenizer(path)
@@ -124,8 +126,8 @@ def _sentences(pairs: Pairs) -> Iterator[list[str]]:
 
 
 def _fingerprint(pairs: Pairs, vocabulary: int, lowercase: bool) -> str:
-    seen = hashlib.sha256(f"byte-level 1, {vocabulary}, {lowercase}, {pairs.count}".encode())
+    digest = hashlib.sha256(f"byte-level 1, {vocabulary}, {lowercase}, {pairs.count}".encode())
     for sentences in _sentences(pairs):
-        seen.update("\n".join(sentences).encode("utf-8", "surrogatepass"))
-        seen.update(b"\0")
-    return seen.hexdigest()[:20]
+        digest.update("\n".join(sentences).encode("utf-8", "surrogatepass"))
+        digest.update(b"\0")
+    return digest.hexdigest()[:20]

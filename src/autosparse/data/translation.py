@@ -21,8 +21,9 @@ from autosparse.data.workers import prepared
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Pairs that do not fit together (a word against a page) must not make a batch whose source fills the memory.
-SOURCE_ROOM = 2
+# Mismatched pairs (a word against a page) must not make a batch whose source fills the memory: a source may have this many
+# times the tokens of the target.
+SOURCE_LIMIT = 2
 
 
 def open_translation(
@@ -37,24 +38,24 @@ def open_translation(
     held_out = _held_out(config, cache)
     text = _text(open_tokenizer(training, config.vocabulary, config.lowercase, cache), config, held_out)
     encoded = encode_pairs(training, text)
-    kept = encoded.fitting(config.max_length)
-    if not len(kept):
+    usable = encoded.fitting(config.max_length)
+    if not len(usable):
         raise ValueError(
             f"none of the {training.count} training pairs has 1 to max_length = {config.max_length} tokens on both sides; "
             "raise max_length"
         )
-    check_ranks(len(kept), rank, world, "training")
-    groups = training_groups(encoded, kept, config.tokens_per_batch, seed, world)
+    check_ranks(len(usable), rank, world, "training")
+    groups = training_groups(encoded, usable, config.tokens_per_batch, seed, world)
     facts = {
-        "training pairs": len(kept),
-        "left out (too long or empty)": training.count - len(kept),
+        "training pairs": len(usable),
+        "left out (too long or empty)": training.count - len(usable),
         "validation pairs": held_out["validation"].count,
         "test pairs": held_out["test"].count,
         "languages": " to ".join(config.languages),
         "vocabulary": text.vocabulary,
-        "target tokens an epoch": int(encoded.target.lengths[kept].sum() + len(kept)),
+        "target tokens per epoch": int(encoded.target.lengths[usable].sum() + len(usable)),
     }
-    train = TranslationBatches(encoded, groups, len(kept), config.workers, seed, rank, world)
+    train = TranslationBatches(encoded, groups, len(usable), config.workers, seed, rank, world)
     return Data(train, facts=facts, padding_id=PADDING_ID, text=text, **_evaluation(config, held_out, text, rank, world))
 
 
@@ -103,7 +104,7 @@ class Rows:
     lengths: Indices
 
     def padded(self, rows: Indices, first: int | None, last: int | None) -> Tensor:
-        """(rows, longest): each row behind `first` and followed by `last`, where these are given, then filler."""
+        """(rows, longest): every row after `first` and followed by `last`, where these are given, then padding."""
         lengths = self.lengths[rows]
         before, after = int(first is not None), int(last is not None)
         table = np.full((len(rows), int(lengths.max()) + before + after), PADDING_ID, dtype=np.int64)
@@ -126,7 +127,7 @@ class EncodedPairs:
     target: Rows
 
     def batch(self, rows: Indices) -> Batch:
-        """((source, target_in), target_out): the target behind the start token, and followed by the end token."""
+        """((source, target_in), target_out): the target after the start token, and followed by the end token."""
         inputs = (self.source.padded(rows, None, END_ID), self.target.padded(rows, START_ID, None))
         return inputs, self.target.padded(rows, None, END_ID)
 
@@ -158,16 +159,16 @@ class TranslationBatches:
         return prepared(self.pairs, share, self.workers)
 
 
-def training_groups(pairs: EncodedPairs, kept: Indices, tokens: int, seed: int, world: int) -> list[Indices]:
-    """The global batches: pairs of similar length; sentences of one length meet in an order drawn from the seed."""
-    widest = int(pairs.target.lengths[kept].max()) + 1
+def training_groups(pairs: EncodedPairs, usable: Indices, tokens: int, seed: int, world: int) -> list[Indices]:
+    """The global batches: pairs of similar length; the seed determines the order of sentences of the same length."""
+    widest = int(pairs.target.lengths[usable].max()) + 1
     if widest > tokens:
         raise ValueError(
             f"tokens_per_batch = {tokens} is less than the longest training sentence of {widest} tokens; "
             "raise it, or lower max_length to leave long sentences out"
         )
-    groups = group_by_length(pairs, kept[permutation(len(kept), seed, 0)], tokens)
-    # The last batch has what the others left over; a few rows would make a step as loud as a whole batch does.
+    groups = group_by_length(pairs, usable[permutation(len(usable), seed, 0)], tokens)
+    # The last batch holds the rest; with only a few rows it would still weigh as much as a whole batch.
     rest = groups[-1]
     if len(groups) > 1 and 2 * len(rest) * (int(pairs.target.lengths[rest].max()) + 1) < tokens:
         groups.pop()
@@ -181,7 +182,7 @@ def training_groups(pairs: EncodedPairs, kept: Indices, tokens: int, seed: int, 
 
 
 def group_by_length(pairs: EncodedPairs, rows: Indices, tokens: int) -> list[Indices]:
-    """Rows from the longest target to the shortest, cut wherever `tokens` target tokens with filler would be exceeded."""
+    """Rows from the longest target to the shortest, cut wherever they would exceed `tokens` target tokens with padding."""
     order = np.lexsort((pairs.source.lengths[rows], pairs.target.lengths[rows]))[::-1]
     rows = rows[order]
     # lists: millions of single numbers are read faster from them than from arrays
@@ -191,7 +192,7 @@ def group_by_length(pairs: EncodedPairs, rows: Indices, tokens: int) -> list[Ind
     for place, source in enumerate(sources):
         count, widest_source = place - begin + 1, max(widest_source, source)
         # descending: the first row of a batch is its widest target
-        if count > 1 and (count * targets[begin] > tokens or count * widest_source > SOURCE_ROOM * tokens):
+        if count > 1 and (count * targets[begin] > tokens or count * widest_source > SOURCE_LIMIT * tokens):
             groups.append(rows[begin:place])
             begin, widest_source = place, source
     groups.append(rows[begin:])

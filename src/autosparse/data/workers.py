@@ -1,4 +1,4 @@
-"""Batches prepared by other processes, in the order that was asked for."""
+"""Batches prepared by other processes, in the requested order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autosparse.data.batches import Batch, Indices
 
 
 class Preparation(Protocol):
-    """Makes the batch of given samples."""
+    """Makes batches of samples."""
 
     def batch(self, indices: Indices) -> Batch: ...
 
 
 def prepared(preparation: Preparation, share: list[Indices], workers: int) -> Iterator[Batch]:
-    """The batch of every element of `share`; with workers they are made ahead, in other processes."""
+    """The batch of every element of `share`; with workers they are prepared ahead of time in other processes."""
     if not workers or not share:
         return (preparation.batch(indices) for indices in share)
     return _by_workers(preparation, share, workers)
@@ -27,7 +27,7 @@ def prepared(preparation: Preparation, share: list[Indices], workers: int) -> It
 
 @dataclass(frozen=True)
 class InWorker(Dataset[Batch | Exception]):
-    """Batches made in another process; errors come back as values, since a loader would drown them in its traceback."""
+    """Batches made in another process; errors come back as values, since a loader would bury them in its traceback."""
 
     preparation: Preparation
 
@@ -39,7 +39,7 @@ class InWorker(Dataset[Batch | Exception]):
 
 
 def _by_workers(preparation: Preparation, share: list[Indices], workers: int) -> Iterator[Batch]:
-    # A generator of its own: otherwise the loader draws from torch's, and a resumed run would part from an unbroken one.
+    # With torch's global generator the loader would draw from it, and a resumed run would differ from an uninterrupted one.
     loader: DataLoader[Batch | Exception] = DataLoader(
         InWorker(preparation),
         batch_size=None,

@@ -39,7 +39,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def list_models() -> tuple[str, ...]:
-    """The names that `build` knows, in alphabetical order."""
+    """The names that `build` accepts, in alphabetical order."""
     return tuple(sorted(_BUILDERS))
 
 

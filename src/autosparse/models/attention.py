@@ -1,4 +1,4 @@
-"""Attention and feed-forward branches made of separate linear layers, so that each weight has a name of its own."""
+"""Attention and feed-forward branches made of separate linear layers, so that every weight has its own name."""
 
 import torch
 import torch.nn.functional as F

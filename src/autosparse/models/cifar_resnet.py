@@ -66,10 +66,10 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential
 
 
 def resnet20(classes: int = 10, in_channels: int = 3) -> CifarResNet:
-    """ResNet-20 for CIFAR: three blocks a stage."""
+    """ResNet-20 for CIFAR: three blocks per stage."""
     return CifarResNet(3, classes, in_channels)
 
 
 def resnet32(classes: int = 10, in_channels: int = 3) -> CifarResNet:
-    """ResNet-32 for CIFAR: five blocks a stage."""
+    """ResNet-32 for CIFAR: five blocks per stage."""
     return CifarResNet(5, classes, in_channels)

@@ -47,7 +47,7 @@ class SmallBlock(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Tokens are groups of neighbouring rows of the image; learned positions, pre-norm blocks, mean over tokens."""
+    """Tokens are groups of adjacent rows of the image; learned positions, pre-norm blocks, mean over tokens."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SmallTransformer(nn.Module):
         super().__init__()
         whole("rows", rows)
         if whole("image_size", image_size) % rows:
-            raise ValueError(f"image_size must be a multiple of rows, got {image_size} and {rows} rows a token")
+            raise ValueError(f"image_size must be a multiple of rows, got {image_size} and {rows} rows per token")
         self.image_shape = (whole("in_channels", in_channels), image_size, image_size)
         self.token_shape = (image_size // rows, in_channels * rows * image_size)
         self.embed = nn.Linear(self.token_shape[1], whole("size", size))

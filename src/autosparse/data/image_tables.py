@@ -1,4 +1,4 @@
-"""Tables of images through Hugging Face `datasets`: which files, splits and columns hold what."""
+"""Tables of images from Hugging Face `datasets`: which files, splits and columns hold what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autosparse.common.packages import need
 from autosparse.data.config import ImageData
 
 HELD_OUT = ("validation", "val", "valid", "test")
-"""Splits to validate on, in the order they are looked for."""
+"""Splits to validate on; the first that exists is used."""
 
 IMAGE_NAMES = ("image", "img", "images", "picture", "pixel_values")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "y")
@@ -31,39 +31,39 @@ def open_tables(config: ImageData, cache: Path | None) -> Tables:
     return _folder(root, config) if config.source == "folder" else _parquet(root, config, cache)
 
 
-def image_column(table: Any, wanted: str | None) -> str:
-    """The column of the images: the one named, or the one that looks like it."""
+def image_column(table: Any, chosen: str | None) -> str:
+    """The column of the images: the chosen one, or the one that looks like it."""
     datasets = need("datasets", _PURPOSE)
     columns = list(table.features)
-    if wanted is not None:
-        return _known(wanted, columns, "image_column")
+    if chosen is not None:
+        return _existing(chosen, columns, "image_column")
     typed = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image) or _bytes_like(kind)]
     return _one(typed, IMAGE_NAMES, columns, "image_column")
 
 
-def label_column(table: Any, wanted: str | None, classes: int) -> str:
-    """The column of the labels; among several class columns the one with that many classes."""
+def label_column(table: Any, chosen: str | None, classes: int) -> str:
+    """The column of the labels; among several class columns the one with this number of classes."""
     datasets = need("datasets", _PURPOSE)
     kinds = table.features
     whole = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel) or _is_integer(kind)]
-    if wanted is not None:
-        if _known(wanted, list(kinds), "label_column") not in whole:
-            raise ValueError(f"data.label_column: {wanted} holds {kinds[wanted]}; labels are whole numbers from 0")
-        return wanted
+    if chosen is not None:
+        if _existing(chosen, list(kinds), "label_column") not in whole:
+            raise ValueError(f"data.label_column: {chosen} holds {kinds[chosen]}; labels are whole numbers from 0")
+        return chosen
     named = [name for name in whole if isinstance(kinds[name], datasets.ClassLabel)]
     fitting = [name for name in named if kinds[name].num_classes == classes]
     return _one(fitting or named or whole, LABEL_NAMES, list(kinds), "label_column")
 
 
 def _folder(root: Path, config: ImageData) -> Tables:
-    """train/CLASS/*.jpg; a listing of our own, since looking up a million files one by one takes `datasets` long."""
+    """train/CLASS/*.jpg; we list the files ourselves, since `datasets` is slow to look up a million of them one by one."""
     datasets = need("datasets", _PURPOSE)
     held_out = (config.test_split,) if config.test_split else HELD_OUT
     names = [_first(root, (config.train_split,)), _first(root, held_out)]
     classes = sorted(entry.name for entry in (root / names[0]).iterdir() if entry.is_dir())
     if len(classes) < 2:
         raise ValueError(
-            f"{root / names[0]} holds {len(classes)} class folders; put the images of every class in one of its own"
+            f"{root / names[0]} holds {len(classes)} class folders; put the images of every class in a separate folder"
         )
     kinds = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
     tables = []
@@ -75,10 +75,9 @@ def _folder(root: Path, config: ImageData) -> Tables:
 
 def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:
     """Files and class numbers, class by class in the order of names."""
-    own = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    strange = sorted(set(own) - set(classes))
-    if strange:
-        raise ValueError(f"{folder} holds classes that the training images lack: {', '.join(strange[:5])}")
+    unknown = sorted({entry.name for entry in folder.iterdir() if entry.is_dir()} - set(classes))
+    if unknown:
+        raise ValueError(f"{folder} holds classes that the training images lack: {', '.join(unknown[:5])}")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -105,7 +104,9 @@ def _parquet(root: Path, config: ImageData, cache: Path | None) -> Tables:
     files = {config.train_split: _parquet_files(root, (config.train_split,))[1]}
     held_out, files_held_out = _parquet_files(root, (config.test_split,) if config.test_split else HELD_OUT)
     files[held_out] = files_held_out
-    return [(split, _loaded("parquet", cache, data_files=names, split="train")) for split, names in files.items()]
+    return [
+        (split, load_dataset("parquet", cache, _PURPOSE, data_files=names, split="train")) for split, names in files.items()
+    ]
 
 
 def _parquet_files(root: Path, names: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -133,7 +134,7 @@ def _hub(config: ImageData, cache: Path | None) -> Tables:
     if (local / "dataset_dict.json").is_file():
         splits = need("datasets", _PURPOSE).load_from_disk(str(local))
     else:
-        splits = _loaded(str(local) if local.is_dir() else hub, cache, name=config.subset)
+        splits = load_dataset(str(local) if local.is_dir() else hub, cache, _PURPOSE, name=config.subset)
     held_out = (config.test_split,) if config.test_split else HELD_OUT
     tables = []
     for names in ((config.train_split,), held_out):
@@ -144,8 +145,9 @@ def _hub(config: ImageData, cache: Path | None) -> Tables:
     return tables
 
 
-def _loaded(place: str, cache: Path | None, **arguments: Any) -> Any:
-    datasets = need("datasets", _PURPOSE)
+def load_dataset(place: str, cache: Path | None, purpose: str, extra: str = "data", **arguments: Any) -> Any:
+    """`datasets.load_dataset` without progress bars in logs and with errors of one line."""
+    datasets = need("datasets", purpose, extra)
     hide = not sys.stderr.isatty() and not datasets.are_progress_bars_disabled()  # a log needs no bars
     if hide:
         datasets.disable_progress_bars()
@@ -169,9 +171,9 @@ def _one(candidates: list[str], usual: tuple[str, ...], columns: list[str], fiel
     raise ValueError(f"which column is it? {many} of {', '.join(columns)}; set data.{field}")
 
 
-def _known(name: str, columns: list[str], field: str) -> str:
+def _existing(name: str, columns: list[str], field: str) -> str:
     if name not in columns:
-        raise ValueError(f"data.{field}: {name} is not there; the columns are {', '.join(columns)}")
+        raise ValueError(f"data.{field}: {name} does not exist; the columns are {', '.join(columns)}")
     return name
 
 
