@@ -1,20 +1,88 @@
-"""What all tests share: single-threaded torch, a seed, and a short training loop."""
+"""What all tests share: one start for each of them, an order that can be shuffled, and a short training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
 
+import numpy
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import autosparse
+from autosparse.kernels import compressed, library
+from autosparse.methods import METHODS
+
+ORDER = "AUTOSPARSE_TEST_ORDER"
+
+# no network, and no progress bars in the output of a failing test; read when huggingface_hub is imported
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+
+def pytest_report_header() -> str | None:
+    seed = os.environ.get(ORDER)
+    return f"order shuffled: {ORDER}={seed}" if seed else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With AUTOSPARSE_TEST_ORDER=seed, modules run in a random order, and so do the tests of each."""
+    if seed := os.environ.get(ORDER):
+        chance = random.Random(seed)
+        modules: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            modules.setdefault(item.nodeid.split("::")[0], []).append(item)
+        shuffled = chance.sample(list(modules.values()), len(modules))
+        items[:] = [item for tests in shuffled for item in chance.sample(tests, len(tests))]
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_seeded() -> None:
+def _same_start() -> Iterator[None]:
+    """No test sees which ones ran before it in the same process."""
+    environment, methods, path, hook = dict(os.environ), dict(METHODS), list(sys.path), sys.excepthook
+    before = settings()
     torch.set_num_threads(1)
+    random.seed(0)
+    numpy.random.seed(0)
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(1)
+    put_back(os.environ, environment)
+    put_back(METHODS, methods)
+    sys.path[:], sys.excepthook = path, hook
+    clear_caches()
+    assert settings() == before, "the test must put this back itself"
+
+
+def put_back(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Writes nothing that is right already: other threads may be reading the environment."""
+    for name in values.keys() - before.keys():
+        del values[name]
+    values.update({name: value for name, value in before.items() if name not in values or values[name] != value})
+
+
+def settings() -> dict[str, object]:
+    """Of the whole process; no library changes these behind a test's back."""
+    return {
+        "working directory": os.getcwd(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "gradients": torch.is_grad_enabled(),
+        "process group": distributed.is_available() and distributed.is_initialized(),
+    }
+
+
+def clear_caches() -> None:
+    library.load.cache_clear()
+    compressed.WEIGHTS.clear()
+    if "torch._dynamo" in sys.modules:  # compiles a function eight times, by whichever tests, and then refuses
+        torch._dynamo.reset()
+    if "accelerate.state" in sys.modules:  # all accelerators of a process share one state, the precision included
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class Loop:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import runpy
 import socket
-import sys
 import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -95,17 +93,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         warnings.filterwarnings("ignore", "target_sparsity = .*, reached", autosparse.SparsityWarning)
         if not autosparse.kernels.available():
             warnings.filterwarnings("ignore", "deploy: all layers run in dense torch", autosparse.SparsityWarning)
-        try:
-            with patch.dict(METHODS):  # a page may register a method of its own
-                run_page(page)
-        finally:
-            _forget_accelerators()
-
-
-def _forget_accelerators() -> None:
-    """All accelerators of a process share one state, which would reach into other tests."""
-    if "accelerate.state" in sys.modules:
-        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+        run_page(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import autosparse
-from autosparse.methods import METHODS, Method, register
+from autosparse.methods import Method, register
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-a-method.md"
 EPOCHS = 4
@@ -26,9 +25,8 @@ def example() -> str:
 
 
 @pytest.fixture
-def given() -> Iterator[dict[str, Any]]:
-    """What the page takes as given, run; the registry is as before afterwards."""
-    before = dict(METHODS)
+def given() -> dict[str, Any]:
+    """What the page takes as given, run."""
     bundle = load_digits()
     images, labels = torch.tensor(bundle.data).float() / 16, torch.tensor(bundle.target)
     torch.manual_seed(0)
@@ -36,9 +34,7 @@ def given() -> Iterator[dict[str, Any]]:
     loader = list(zip(images.split(50), labels.split(50), strict=True))
     names: dict[str, Any] = {"autosparse": autosparse, "model": model, "loader": loader, "__name__": __name__}
     exec(compile(example(), str(PAGE), "exec"), names)
-    yield names
-    METHODS.clear()
-    METHODS.update(before)
+    return names
 
 
 def train_epoch(given: dict[str, Any], opt: torch.optim.Optimizer) -> float:

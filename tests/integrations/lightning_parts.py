@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,9 +93,12 @@ class ManualNet(Net):
 
 
 def trainer(sparse: SparseTraining | None, *callbacks: Any, **options: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    """Saves checkpoints with a ModelCheckpoint alone: Lightning's own would go into the working directory."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    saves = any(isinstance(each, ModelCheckpoint) for each in callbacks)
     everything = [*([] if sparse is None else [sparse]), *callbacks]
-    return Trainer(**{"max_epochs": EPOCHS, "accelerator": "cpu", **quiet, "callbacks": everything, **options})
+    fixed = {"max_epochs": EPOCHS, "accelerator": "cpu", "enable_checkpointing": saves, **quiet}
+    return Trainer(**{**fixed, "callbacks": everything, **options})
 
 
 def fit(

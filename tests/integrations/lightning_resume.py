@@ -55,8 +55,7 @@ def run(method: str, cut: str, *callbacks: Any, seed: int = 0, path: Any = None)
     kind = ValidatedNet if "validation" in cut else Net
     module = kind(seed, lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS))
     sparse = SparseTraining(METHODS[method], guard_every=1)
-    options = {"enable_checkpointing": bool(callbacks), "num_sanity_val_steps": 0}
-    made = fit(sparse, module, *callbacks, path=path, train=ResumableLoader(), **options)
+    made = fit(sparse, module, *callbacks, path=path, train=ResumableLoader(), num_sanity_val_steps=0)
     return {"model": module.state_dict(), "sp": sparse.sparsifier.state_dict(), "optimizer": made.optimizers[0].state_dict()}
 
 

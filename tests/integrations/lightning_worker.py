@@ -17,7 +17,7 @@ from .lightning_resume import METHODS
 def run(name: str, rank_seed: bool, path: Any = None, *callbacks: Any) -> dict[str, Any]:
     sparse = SparseTraining(METHODS[name], guard_every=1)
     options = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "accumulate_grad_batches": 2}
-    made = trainer(sparse, *callbacks, enable_checkpointing=bool(callbacks), **options)
+    made = trainer(sparse, *callbacks, **options)
     net = Net(seed=made.global_rank if rank_seed else 0)  # DDP gives all ranks the weights of the first
     made.fit(net, loader(), ckpt_path=path)
     return {"model": net.state_dict(), "sp": sparse.sparsifier.state_dict(), "rank": made.global_rank, "ranks": made.world_size}

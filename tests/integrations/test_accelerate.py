@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import nn
 
 import autosparse
@@ -19,12 +18,6 @@ from .accelerate_run import ACCUMULATION, CLIP, EPOCHS, TARGET, TUNED, Run, data
 from .ranks import assert_finished
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _new_accelerator() -> None:
-    """All accelerators of a process share one state, the precision included."""
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def trained(run: Run, epochs: int = EPOCHS) -> Run:

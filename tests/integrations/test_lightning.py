@@ -270,7 +270,7 @@ def test_a_penalty_is_added_once_a_step() -> None:
 def module_in_a_process(name: str, folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", f"tests.integrations.{name}", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert_finished(done)
 
 
@@ -320,7 +320,7 @@ def test_the_best_checkpoint_comes_back_for_a_test(tmp_path: Path) -> None:
 
     sparse, keep = SparseTraining(TARGET), ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     module = Tested()
-    made = fit(sparse, module, keep, enable_checkpointing=True)
+    made = fit(sparse, module, keep)
     history = sparse.sparsifier.history
     (found,) = made.test(module, loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
     assert found["zeros"] == pytest.approx(history[1]["sparsity"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from autosparse.kernels import compressed, library, memory
+from autosparse.kernels import library, memory
 
 _last: dict[str, object] = {}
 
@@ -33,16 +32,11 @@ def choose(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Threads, kernels and compressed weights are global: leave them as they were."""
-    threads = torch.get_num_threads()
+def _exact_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under AddressSanitizer alone."""
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
         monkeypatch.setattr(memory, "_local", Forgetful())
         monkeypatch.setattr(memory, "_new_pages", memory_of_exact_size)
-    yield
-    torch.set_num_threads(threads)
-    library.load.cache_clear()
-    compressed.WEIGHTS.clear()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +10,7 @@ from autosparse.kernels import library
 
 
 @pytest.fixture
-def choose_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def choose_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Loads the kernels again, for one instruction set or "off"; the test is skipped if this processor has none of it."""
 
     def choose(instruction_set: str) -> None:
@@ -19,5 +19,4 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
         if instruction_set != "off" and not library.available():
             pytest.skip(f"no sparse kernels: {library.why_not()}")
 
-    yield choose
-    library.load.cache_clear()
+    return choose
