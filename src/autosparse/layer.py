@@ -80,21 +80,21 @@ class Layer:
         place = self.places[0]
         if self.attached:
             return self._list().original
-        found = place.module._parameters[place.tensor]
-        assert found is not None
-        return found
+        parameter = place.module._parameters[place.tensor]
+        assert parameter is not None
+        return parameter
 
     @property
     def parametrization(self) -> SparseParametrization:
-        found = self._list()[0]
-        assert isinstance(found, SparseParametrization)
-        return found
+        parametrization = self._list()[0]
+        assert isinstance(parametrization, SparseParametrization)
+        return parametrization
 
     def _list(self) -> parametrize.ParametrizationList:
         place = self.places[0]
-        found = place.module.parametrizations[place.tensor]  # type: ignore[index]
-        assert isinstance(found, parametrize.ParametrizationList)
-        return found
+        parametrizations = place.module.parametrizations[place.tensor]  # type: ignore[index]
+        assert isinstance(parametrizations, parametrize.ParametrizationList)
+        return parametrizations
 
     def weight(self) -> Tensor:
         """The stored weight, whole and detached."""
@@ -107,8 +107,8 @@ class Layer:
         # thresholds are sharded too under FSDP2
         held = {name: whole(each.detach()) for name, each in self.parametrization.named_parameters()}
         with torch.no_grad():
-            found: Tensor = functional_call(self.parametrization, held, (self.weight(),))
-        return found
+            effective: Tensor = functional_call(self.parametrization, held, (self.weight(),))
+        return effective
 
     def active(self) -> Tensor:
         """Where the effective weight is not zero."""

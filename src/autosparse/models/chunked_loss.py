@@ -79,13 +79,13 @@ def _by_chunks(
         needed = [each for each in (piece, *given) if each.requires_grad]
         if not wanted or not needed:
             continue
-        found = iter(torch.autograd.grad(logits, needed, gradient, allow_unused=True))
+        gradients = iter(torch.autograd.grad(logits, needed, gradient, allow_unused=True))
         del logits, gradient
         if for_states is not None:
-            for_states[rows] = next(found)
+            for_states[rows] = next(gradients)
         for place, each in enumerate(given):
             if each.requires_grad:
-                sums[place] = _add(sums[place], next(found))
+                sums[place] = _add(sums[place], next(gradients))
     return total, [for_states, *sums] if wanted else []
 
 
@@ -123,7 +123,7 @@ class _WithGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of chunked_cross_entropy are used up: compute the loss anew for another backward")
-        found = [each if each is None else each.mul_(grad) for each in ctx.gradients]
+            raise RuntimeError("gradients of chunked_cross_entropy are used up: compute the loss again before another backward")
+        scaled = [each if each is None else each.mul_(grad) for each in ctx.gradients]
         ctx.gradients = None
-        return None, None, *found
+        return None, None, *scaled
