@@ -48,7 +48,8 @@ What a "yes" means:
 What a "no" means:
 
 - FSDP2: methods that rank, mask or score whole weights are refused at `bind`, since a rank holds only a part of each: use DDP.
-- SWAT keeps the largest activations of a batch, so half batches choose differently from the whole batch: it trains, but with other results.
+- SWAT keeps the largest activations of a batch, so half batches choose differently from the whole batch: it trains, but
+  with other results.
 - Kernels: `sp.compute` takes any method; only those marked were compared with dense torch by a test.
 
 The integrations refuse what they cannot do: FSDP and DeepSpeed in the Hugging Face Trainer and in Lightning
