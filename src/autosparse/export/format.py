@@ -1,4 +1,4 @@
-"""The sparse file's table of contents: what safetensors' metadata says of every tensor. docs/format.md describes it."""
+"""The sparse file's format: its table of contents, and how zeros are left out of a tensor. docs/format.md describes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+from autosparse.common.warnings import warn
+from autosparse.export.states import compact
 
 VERSION = 1
 KEY = "autosparse"  # of the metadata; one key alone, since safetensors writes several in any order
@@ -40,6 +46,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 LARGEST = 2**48  # elements of a tensor, empty sides not counted: more than any memory holds
 SIDES = 32
 LONGEST_NAME = 1024
+HEADER = 150  # bytes of safetensors' header that the two further parts of a sparse tensor take, beside their names
 _SEAL = ',"sha256":"'
 
 
@@ -145,3 +152,62 @@ def digest(parts: Mapping[str, torch.Tensor]) -> str:
     for part in parts.values():
         sha.update(part.flatten().view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def encode(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Blocks, mask and values, or the tensor itself where that takes less room."""
+    if NAMES[tensor.dtype] not in FLOATS or not tensor.ndim:
+        return {name: compact(tensor)}
+    flat = tensor.flatten()
+    # by their bits: -0.0 and every kind of NaN are kept as they are
+    bits = flat.view(BITS[tensor.itemsize])
+    active = (bits != 0).numpy()
+    mask = np.packbits(active, bitorder="little")
+    blocks = np.packbits(mask != 0, bitorder="little")
+    mask = mask[mask != 0]
+    count = int(np.count_nonzero(active))
+    size = blocks.nbytes + mask.nbytes + count * tensor.itemsize + HEADER + 2 * len(name)
+    if size >= tensor.nbytes:
+        return {name: compact(tensor)}
+    negative = count - int(torch.count_nonzero(flat))
+    if negative > 0.01 * tensor.numel():
+        warn(f"{name} has {negative} weights of -0.0, which are stored to stay exact: add 0.0 to it, and they cost nothing")
+    values = bits[torch.from_numpy(active)].view(tensor.dtype)
+    return {name + BLOCKS: torch.from_numpy(blocks), name + MASK: torch.from_numpy(mask), name + VALUES: values}
+
+
+def decode(entry: Entry, parts: list[Tensor]) -> Tensor:
+    """The tensor of parts that `check_bits` has passed."""
+    if entry.stored == "dense":
+        # a copy: what safetensors gives may be a view of the file, which can change
+        return parts[0].to(DTYPES[entry.dtype], copy=True)
+    blocks, mask, values = parts
+    full = np.zeros(mask_bytes(entry.count), np.uint8)
+    full[_unfold(blocks.numpy(), len(full))] = mask.numpy()
+    tensor = torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
+    bits = BITS[tensor.itemsize]
+    tensor.flatten().view(bits)[torch.from_numpy(_unfold(full, entry.count))] = values.to(tensor.dtype).view(bits)
+    return tensor
+
+
+def _unfold(bits: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
+
+
+def check_bits(name: str, blocks: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8], values: int, count: int) -> None:
+    """Bits are counted where they lie: as many as what follows from them, and none beyond the end."""
+    full = mask_bytes(count)
+    if _ones(blocks) != len(mask) or _overhang(blocks, full):
+        raise ValueError(f"{name}: its blocks do not agree with its mask")
+    ends_in_mask = full and blocks[(full - 1) // 8] >> (full - 1) % 8 & 1
+    if _ones(mask) != values or not mask.all() or (ends_in_mask and _overhang(mask[-1:], count - 8 * (full - 1))):
+        raise ValueError(f"{name}: its mask does not agree with its values")
+
+
+def _ones(bits: npt.NDArray[np.uint8]) -> int:
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))
+
+
+def _overhang(bits: npt.NDArray[np.uint8], count: int) -> bool:
+    """Whether bits beyond the first `count` are set; they fill the last byte and must be zero."""
+    return bool(len(bits) and bits[-1] >> (count - 8 * (len(bits) - 1)))

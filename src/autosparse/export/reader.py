@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from autosparse.export.format import BITS, DTYPES, KEY, Entry, Layout, digest, mask_bytes, read_layout
+from autosparse.export.format import KEY, Entry, Layout, check_bits, decode, digest, mask_bytes, read_layout
 from autosparse.export.states import refuse_sparsified
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -69,7 +66,7 @@ class SparseFile:
             parts = {name: self._checked(name, entry) for name, entry in self.layout.tensors.items()}
         except (ValueError, SafetensorError) as error:
             raise self._damaged(str(error)) from None
-        tensors = {name: _tensor(entry, parts[name]) for name, entry in self.layout.tensors.items()}
+        tensors = {name: decode(entry, parts[name]) for name, entry in self.layout.tensors.items()}
         return tensors | {name: tensors[target] for name, target in self.layout.tied.items()}
 
     def check_fits(self, model: nn.Module) -> None:
@@ -101,47 +98,11 @@ class SparseFile:
             raise ValueError(f"{name} was altered or damaged (checksum)")
         if entry.stored == "sparse":
             blocks, mask, values = parts.values()
-            _check_bits(name, blocks.numpy(), mask.numpy(), len(values), entry.count)
+            check_bits(name, blocks.numpy(), mask.numpy(), len(values), entry.count)
         return list(parts.values())
 
     def _damaged(self, why: str) -> ValueError:
         return ValueError(f"{self.path} is refused: {why}")
-
-
-def _tensor(entry: Entry, parts: list[Tensor]) -> Tensor:
-    if entry.stored == "dense":
-        # a copy: what safetensors gives may be a view of the file, which can change
-        return parts[0].to(DTYPES[entry.dtype], copy=True)
-    blocks, mask, values = parts
-    full = np.zeros(mask_bytes(entry.count), np.uint8)
-    full[_unfold(blocks.numpy(), len(full))] = mask.numpy()
-    tensor = torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
-    bits = BITS[tensor.itemsize]
-    tensor.flatten().view(bits)[torch.from_numpy(_unfold(full, entry.count))] = values.to(tensor.dtype).view(bits)
-    return tensor
-
-
-def _unfold(bits: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
-    return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
-
-
-def _check_bits(name: str, blocks: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8], values: int, count: int) -> None:
-    """Bits are counted where they lie: as many as what follows from them, and none beyond the end."""
-    full = mask_bytes(count)
-    if _ones(blocks) != len(mask) or _overhang(blocks, full):
-        raise ValueError(f"{name}: its blocks do not agree with its mask")
-    ends_in_mask = full and blocks[(full - 1) // 8] >> (full - 1) % 8 & 1
-    if _ones(mask) != values or not mask.all() or (ends_in_mask and _overhang(mask[-1:], count - 8 * (full - 1))):
-        raise ValueError(f"{name}: its mask does not agree with its values")
-
-
-def _ones(bits: npt.NDArray[np.uint8]) -> int:
-    return int(np.bitwise_count(bits).sum(dtype=np.int64))
-
-
-def _overhang(bits: npt.NDArray[np.uint8], count: int) -> bool:
-    """Whether bits beyond the first `count` are set; they fill the last byte and must be zero."""
-    return bool(len(bits) and bits[-1] >> (count - 8 * (len(bits) - 1)))
 
 
 def differences(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any]) -> list[str]:

@@ -40,12 +40,7 @@ def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) ->
             f"sparse_conv2d: stride {geometry.stride}, padding {geometry.padding}, dilation {geometry.dilation}; "
             "stride and dilation must be at least 1, padding at least 0"
         )
-    rows, cols = (
-        (x[axis + 2] + 2 * geometry.padding[axis] - geometry.dilation[axis] * (weight[axis + 2] - 1) - 1)
-        // geometry.stride[axis]
-        + 1
-        for axis in (0, 1)
-    )
+    rows, cols = geometry.out_size(x[2:], weight[2:])
     if min(rows, cols) < 1 or min(weight[2:]) < 1:
         raise ValueError(
             f"sparse_conv2d: an input of {tuple(x[2:])} pixels with padding {geometry.padding} is smaller than the "

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autosparse.kernels import autograd
-from autosparse.kernels.geometry import Geometry, Pair
+from autosparse.kernels.geometry import Geometry
 
 ALL_PASSES = (True, True, True)
 
@@ -44,10 +44,11 @@ def sparse_conv2d(
     batched = x.dim() != 3
     if not batched:
         x = x.unsqueeze(0)
-    steps, spread = _pair(stride, "stride"), _pair(dilation, "dilation")
-    x, around = _resolve_padding(x, weight, padding, steps, spread)
+    geometry, (down, across) = Geometry.of(weight.shape[2:], stride, padding, dilation, groups)
+    if down or across:
+        x = F.pad(x, (0, across, 0, down))
     x, weight, bias, result_type = _float32(x, weight, bias)
-    result = autograd.layer(x, weight, bias, Geometry(steps, around, spread, groups), entries, mask, sparse)
+    result = autograd.layer(x, weight, bias, geometry, entries, mask, sparse)
     result = result if result_type is None else result.to(result_type)
     return result if batched else result.squeeze(0)
 
@@ -61,28 +62,3 @@ def _float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Te
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return x, weight, bias, None
     return x.float(), weight.float(), None if bias is None else bias.float(), torch.get_autocast_dtype("cpu")
-
-
-def _pair(value: int | Sequence[int], name: str) -> Pair:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2:
-        raise ValueError(f"sparse_conv2d: {name}={value!r}; it must be one number or two")
-    return pair
-
-
-def _resolve_padding(
-    x: Tensor, weight: Tensor, padding: int | Sequence[int] | str, stride: Pair, dilation: Pair
-) -> tuple[Tensor, Pair]:
-    """Padding in numbers; what "same" adds at one side only is put around the input here."""
-    if not isinstance(padding, str):
-        return x, _pair(padding, "padding")
-    if padding == "valid":
-        return x, (0, 0)
-    if padding != "same" or stride != (1, 1):
-        raise ValueError(
-            f"sparse_conv2d: padding={padding!r} with stride {stride}; allowed: numbers, 'valid', 'same' with stride 1"
-        )
-    down, across = (spread * (size - 1) for spread, size in zip(dilation, weight.shape[2:], strict=True))
-    if down % 2 or across % 2:
-        x = F.pad(x, (0, across % 2, 0, down % 2))
-    return x, (down // 2, across // 2)

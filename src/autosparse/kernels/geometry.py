@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -31,6 +32,45 @@ class Geometry:
     dilation: Pair
     groups: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        kernel: Sequence[int],
+        stride: int | Sequence[int],
+        padding: int | Sequence[int] | str,
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> tuple[Geometry, Pair]:
+        """From arguments as torch takes them, with what "same" adds at the end of the rows and columns alone."""
+        steps, spread = _pair(stride, "stride"), _pair(dilation, "dilation")
+        if not isinstance(padding, str):
+            return cls(steps, _pair(padding, "padding"), spread, groups), (0, 0)
+        if padding == "valid":
+            return cls(steps, (0, 0), spread, groups), (0, 0)
+        if padding != "same" or steps != (1, 1):
+            raise ValueError(
+                f"sparse_conv2d: padding={padding!r} with stride {steps}; allowed: numbers, 'valid', 'same' with stride 1"
+            )
+        down, across = (step * (size - 1) for step, size in zip(spread, kernel, strict=True))
+        return cls(steps, (down // 2, across // 2), spread, groups), (down % 2, across % 2)
+
+    def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Pair:
+        """Rows and columns of the result."""
+        rows, cols = (
+            (size + 2 * padding - dilation * (width - 1) - 1) // stride + 1
+            for size, width, padding, dilation, stride in zip(
+                in_size, kernel, self.padding, self.dilation, self.stride, strict=True
+            )
+        )
+        return rows, cols
+
+
+def _pair(value: int | Sequence[int], name: str) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2:
+        raise ValueError(f"sparse_conv2d: {name}={value!r}; it must be one number or two")
+    return pair
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -47,13 +87,7 @@ class Convolution:
 
     @property
     def out_size(self) -> Pair:
-        rows, cols = (
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, padding, dilation, kernel, stride in zip(
-                self.in_size, self.padding, self.dilation, self.kernel, self.stride, strict=True
-            )
-        )
-        return rows, cols
+        return Geometry(self.stride, self.padding, self.dilation).out_size(self.in_size, self.kernel)
 
     @property
     def taps(self) -> int:
