@@ -130,3 +130,63 @@ def test_a_weight_under_torch_prune_is_refused_with_the_way_out():
         select(model)
     prune.remove(model[0], "weight")
     assert names(model) == ["0"]
+
+
+def half_frozen() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    return model
+
+
+def train(model: nn.Module, sp: autosparse.Sparsifier, steps: int) -> None:
+    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=1e-3), lr=0.1)
+    sp.bind(optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+    sp.end_epoch(loss=1.0)
+
+
+@pytest.mark.parametrize("name", ["autosparse", "gmp", "rigl", "topkast"])
+def test_frozen_weights_are_left_alone_with_a_message(name):
+    model = half_frozen()
+    before = [model[place].weight.clone() for place in (0, 2)]
+    with pytest.warns(autosparse.SparsityWarning, match=r"0, 2 are left dense.*frozen.*include=\('0', \.\.\.\)"):
+        sp = autosparse.sparsify(model, autosparse.method(name), epochs=1, steps_per_epoch=8)
+    assert [layer.name for layer in sp.layers] == ["4"]
+    train(model, sp, steps=8)
+    sp.finalize()
+    assert all(torch.equal(model[place].weight, weight) for place, weight in zip((0, 2), before, strict=True))
+
+
+def test_a_frozen_weight_that_is_named_is_sparsified():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert names(half_frozen(), include=("0", "4")) == ["0", "4"]
+        assert names(half_frozen(), exclude=("0", "2")) == ["4"], "what is excluded anyway needs no message"
+
+
+def test_a_frozen_bias_does_not_matter():
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].bias.requires_grad_(False)
+    assert names(model) == ["0"]
+
+
+def test_a_model_that_is_frozen_altogether_is_refused():
+    with pytest.raises(ValueError, match=r"all 3 layers.*are frozen.*unfreeze.*include=\('0', \.\.\.\)"):
+        select(half_frozen().requires_grad_(False))
+
+
+def test_a_weight_frozen_after_sparsify_stays_while_its_threshold_moves():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    sp = autosparse.sparsify(model, AutoSparse(), epochs=1, steps_per_epoch=8)
+    layer = sp.layers[0]
+    layer.stored.requires_grad_(False)
+    weight, threshold = layer.weight().clone(), layer.parametrization.threshold_values()
+    train(model, sp, steps=8)
+    assert torch.equal(layer.weight(), weight)
+    assert not torch.equal(layer.parametrization.threshold_values(), threshold)

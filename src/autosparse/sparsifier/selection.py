@@ -35,6 +35,8 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
         if not any(_matches(pattern, place) for place in everywhere) and not _names_a_module(pattern, model):
             raise ValueError(_nothing("exclude", pattern, candidates))
         candidates = [place for place in candidates if not _matches(pattern, place)]
+    if include is None:
+        candidates = _without_frozen(candidates)
     layers = _merge_tied(candidates, everywhere, named)
     if not layers:
         raise ValueError(
@@ -102,6 +104,27 @@ def _included(pattern: Pattern, everywhere: list[Place]) -> list[Place]:
     if not matching:
         raise ValueError(_nothing("include", pattern, everywhere))
     return [place for place in matching if _is_prunable(place)] or matching
+
+
+def _without_frozen(candidates: list[Place]) -> list[Place]:
+    """Leave out the weights with requires_grad=False, which only `include` can name, and say which they are."""
+    frozen = [place for place in candidates if _is_frozen(place)]
+    if not frozen:
+        return candidates
+    if len(frozen) == len(candidates):
+        raise ValueError(
+            f"all {len(frozen)} layers that could be sparsified are frozen (requires_grad=False): unfreeze what is to be "
+            f"trained, or name frozen ones with include=({frozen[0].name!r}, ...)"
+        )
+    names = ", ".join(place.name for place in frozen)
+    are = "is left dense: its weight is" if len(frozen) == 1 else "are left dense: their weights are"
+    warn(f"{names} {are} frozen (requires_grad=False). Name with include=({frozen[0].name!r}, ...) what is to be pruned.")
+    return [place for place in candidates if place not in frozen]
+
+
+def _is_frozen(place: Place) -> bool:
+    parameter = place.module._parameters.get(place.tensor)  # None under a parametrization, which is refused later
+    return parameter is not None and not parameter.requires_grad
 
 
 def _names_a_module(pattern: Pattern, model: nn.Module) -> bool:
