@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,6 +38,20 @@ def test_top_mask_counts_exactly_and_gives_ties_to_the_lower_index(scores, count
     mask = top_mask(torch.tensor(scores, dtype=torch.float32), count)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
     assert sorted(torch.nonzero(mask).reshape(-1).tolist()) == sorted(best)
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "expected"),
+    [
+        ([1.0, math.nan, 2.0], 1, [1]),
+        ([1.0, math.nan, 2.0], 2, [1, 2]),
+        ([0.0, 0.0, 0.0, 0.0, math.nan], 3, [0, 1, 4]),
+        ([math.nan, 1.0, math.nan, math.nan], 2, [0, 2]),
+        ([math.nan, math.nan, math.nan], 2, [0, 1]),
+    ],
+)
+def test_top_mask_counts_nan_as_the_largest(scores, count, expected):
+    assert torch.nonzero(top_mask(torch.tensor(scores), count)).reshape(-1).tolist() == expected
 
 
 def test_split_at_lies_between_two_magnitudes():

@@ -45,7 +45,7 @@ def _few(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def top_mask(scores: Tensor, count: int) -> Tensor:
-    """Exactly `count` True where the scores are largest; ties go to the lower index."""
+    """Exactly `count` True where the scores are largest; ties go to the lower index, and NaN is largest."""
     total = scores.numel()
     if count <= 0 or count >= total:
         return torch.full(scores.shape, count > 0, dtype=torch.bool, device=scores.device)
@@ -54,8 +54,11 @@ def top_mask(scores: Tensor, count: int) -> Tensor:
     mask = flat >= cut
     surplus = int(torch.count_nonzero(mask)) - count
     if surplus:
-        tied = torch.nonzero(flat == cut).reshape(-1)
-        mask[tied[-surplus:]] = False
+        missed = flat.isnan()  # no comparison is true of them: left out, they would be pruned before anyone sees them
+        mask |= missed
+        surplus = int(torch.count_nonzero(mask)) - count
+        tied = torch.nonzero(missed if cut.isnan() else flat == cut).reshape(-1)
+        mask[tied[len(tied) - surplus :]] = False
     return mask.reshape(scores.shape)
 
 

@@ -88,4 +88,4 @@ class DSR(Budgeted):
 def survivors(layer: Layer, threshold: float) -> Tensor:
     """Active weights of at least this magnitude; the largest one always stays."""
     size, active = layer.weight().abs(), mask_of(layer)
-    return active & (size >= threshold) | highest(size, active, 1)
+    return active & ~(size < threshold) | highest(size, active, 1)  # what is NaN stays, to be noticed

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from autosparse.common.warnings import warn
 from autosparse.common.words import require
@@ -25,6 +26,8 @@ _SMALLEST_ESCAPE = 5.0
 _GROWTH_BELOW = 0.5
 # Densities may come from float32, where exactly 1 % reads as slightly less.
 _ROUNDING = 1e-6
+# An error names this many layers: NaN spreads to all of them within a step.
+_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +203,27 @@ class GuardState:
         self._running = {(layer, kind): place for layer, kind, place in state["running"]}
 
 
+def largest_weights(layers: Sequence[Layer]) -> Tensor:
+    """max|w| of every layer; NaN where one weight is NaN."""
+    return torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max().float() for layer in layers])
+
+
+def refuse_broken(layers: Sequence[Layer], step: int) -> None:
+    """Stop at weights that are NaN or infinite, with the names of their layers: no mask or count means anything then."""
+    sizes = largest_weights(layers).tolist()
+    broken = [repr(layer.name) for layer, size in zip(layers, sizes, strict=True) if not math.isfinite(size)]
+    if broken:
+        names = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
+        raise ValueError(
+            f"weights of layer{'s' * (len(broken) > 1)} {names} are not finite at step {step}: training has diverged. "
+            "Go back to the last good checkpoint, with a lower learning rate, a longer warm-up or clipped gradients"
+        )
+
+
 def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:
     """Let the guard look at all layers in one sync, and bring back those that it holds."""
     counts = torch.stack([layer.count_active() / layer.numel for layer in layers])
-    largest = torch.stack([torch.stack(torch.aminmax(layer.weight())).abs().max() for layer in layers])
-    densities, sizes = torch.stack([counts.float(), largest.float()]).tolist()
+    densities, sizes = torch.stack([counts.float(), largest_weights(layers)]).tolist()
     events = guard.check(step, [layer.name for layer in layers], densities, sizes)
     restore = densities_to_restore(events)
     warned = [event for event in events if event.action == "warned"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,13 @@ from autosparse.cost import Ledger, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
 from autosparse.sparsifier import plain
-from autosparse.sparsifier.guard import Event, Guard, GuardState, watch
+from autosparse.sparsifier.guard import Event, Guard, GuardState, refuse_broken, watch
 from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap
 from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
 from autosparse.sparsifier.state import load_state, save_state, share_state
+
+Result = TypeVar("Result")
 
 
 def sparsify(
@@ -189,7 +191,7 @@ class Sparsifier:
             raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
         if self._binding:
             self._binding.remove()
-        self._binding = Binding(unwrapped, self._before_step, self._after_step)
+        self._binding = Binding(unwrapped, self._named_if_broken(self._before_step), self._named_if_broken(self._after_step))
         self._start()
         share_state(self)
         self._refresh()
@@ -234,6 +236,7 @@ class Sparsifier:
         taken = self.step - self._steps_at_epoch_start
         if not taken:
             raise RuntimeError("no optimizer step was seen in this epoch: call sp.bind(optimizer) before training")
+        refuse_broken(self.layers, self.step)  # before the method prunes what is NaN
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         # the mean first: a loss that is NaN on one rank is an error on all of them, none is left waiting
         value = None if value is None else mean_over_ranks(value, self.layers[0].stored.device)
@@ -371,6 +374,19 @@ class Sparsifier:
         self._set_gates()
         if self._compute.first_plan_is_due:
             self._plan(self.densities())
+
+    def _named_if_broken(self, hook: Callable[[], Result]) -> Callable[[], Result]:
+        """The hook, whose errors name the layers with weights that are NaN where that is the cause."""
+
+        def named() -> Result:
+            try:
+                return hook()
+            except (ValueError, RuntimeError, OverflowError):
+                if not any(is_sharded(layer.stored) for layer in self.layers):  # a rank that fails alone cannot gather weights
+                    refuse_broken(self.layers, self.step)
+                raise
+
+        return named
 
     def _check_first_step(self) -> None:
         assert self._binding is not None

@@ -17,15 +17,18 @@ from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_m
 from autosparse.schedules import cosine_fraction
 
 
-def highest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+def highest(scores: Tensor, among: Tensor, count: int, nan: float = -math.inf) -> Tensor:
     """Exactly `count` of the weights in the set `among`, those with the largest scores; ties go to the lower index."""
-    values = torch.masked_select(scores, among).nan_to_num(-math.inf, math.inf, -math.inf)
+    values = torch.masked_select(scores, among).nan_to_num(nan, math.inf, -math.inf)
     return torch.zeros_like(among).masked_scatter_(among, top_mask(values, count))
 
 
 def drop(active: Tensor, scores: Tensor, count: int) -> Tensor:
-    """The active weights without the `count` lowest-scored ones; among ties the highest index goes first."""
-    return highest(scores, active, int(torch.count_nonzero(active)) - count)
+    """The active weights without the `count` lowest-scored ones; among ties the highest index goes first.
+
+    A weight that is NaN stays: dropped, it would become 0 before the end of the epoch, where it is noticed.
+    """
+    return highest(scores, active, int(torch.count_nonzero(active)) - count, nan=math.inf)
 
 
 def grow(active: Tensor, scores: Tensor, count: int, allowed: Tensor | None = None) -> Tensor:
