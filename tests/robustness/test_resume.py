@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import autosparse
 from autosparse import STR, AutoSparse
+from autosparse.methods import Method
 
 from ..states import differences
 from .resume_worker import CASES
@@ -85,6 +87,47 @@ def test_a_damaged_state_is_refused_and_nothing_is_lost(part: str) -> None:
     with pytest.raises(ValueError, match=f"lacks {part}"):
         other.sp.load_state_dict(state)
     assert differences(other.sp.state_dict(), before) == []
+
+
+def damaged(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The state with one entry, or one entry of an entry, missing or of another type."""
+    for key, value in state.items():
+        yield f"{key} missing", {name: entry for name, entry in state.items() if name != key}
+        if value is None:  # a part that the run does not have
+            continue
+        for other in ("damaged", 0.5, {"damaged": [1, 2]}):
+            yield f"{key} = {other!r}", {**state, key: other}
+        if isinstance(value, dict) and key not in ("memory", "fields", "layers"):
+            for inner in value:
+                yield f"{key}.{inner} missing", {**state, key: {name: each for name, each in value.items() if name != inner}}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        AutoSparse(alpha=0.5, target_sparsity=0.7),
+        AutoSparse(autotune=autosparse.AutoTune(epochs=2, reference=[0.5, 0.4])),
+        autosparse.method("rigl", sparsity=0.5, update_every=2),
+        autosparse.method("cs"),
+    ],
+    ids=["target", "autotune", "rigl", "cs"],
+)
+def test_a_state_damaged_anywhere_is_refused_before_anything_is_loaded(method: Method) -> None:
+    run = begin(mlp(), method)
+    run.advance(7)
+    state = copy.deepcopy(run.sp.state_dict())
+    accepted = []
+    for what, broken in damaged(state):
+        other = begin(mlp(), method)
+        before = copy.deepcopy(other.sp.state_dict())
+        try:
+            other.sp.load_state_dict(broken)
+        except ValueError:
+            assert differences(other.sp.state_dict(), before) == [], what
+        else:
+            accepted.append(what)
+    # what older states lack; and only a method could say what its memory needs
+    assert set(accepted) <= {"compute missing", "compute.first_plan_is_due missing", "memory = {'damaged': [1, 2]}"}
 
 
 def test_a_finalized_run_takes_no_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -164,6 +165,16 @@ class Compute:
             "passes": {name: list(passes) for name, passes in self._passes.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
         }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise where `load_state_dict` would, and change nothing."""
+        planned, _, _ = (state[key] for key in ("planner", "kernels", "threads"))
+        for shape in state["shapes"].values():
+            torch.Size(shape)
+        for passes in state["passes"].values():
+            Passes(*passes)
+        if self.planner is not None and planned is not None:
+            copy.copy(self.planner).load_state_dict(planned)
 
     def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
         """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""

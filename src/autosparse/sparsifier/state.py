@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,9 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
+    for key in ("memory", "fields", "layers"):
+        if not isinstance(state.get(key, {}), Mapping):
+            raise ValueError(f"the state is damaged: its {key} is {state[key]!r}, not a dictionary")
     state, identity = in_time_of_one_round(state), _identity(sp)
     differences = _differences(state, identity) if identity.keys() <= state.keys() else []
     if differences:
@@ -48,19 +52,66 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     missing = [key for key in save_state(sp) if key not in state and key != "compute"]  # which older states do not have
     if missing:
         raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
-    sp.epoch = state["epoch"]
-    sp.step, sp._steps_at_epoch_start = state["step"], state["epoch_start"]
-    sp.memory = dict(state["memory"])
-    sp.history = list(state["history"])
-    sp.generator.set_state(state["generator"].cpu())  # torch.load(map_location=...) moves it
-    sp.ledger.load_state_dict(state["ledger"])
+    _rehearse(sp, state)
+    for key in _keys(sp):
+        _take(sp, key, state[key])
     if sp.ledger.profile is not None and sp._recorder is not None:  # its hooks would record the next pass once more
         sp._recorder.close()
     if "compute" in state:
         sp._compute.load_state_dict(state["compute"], sp.layers, sp.model)
-    for name, part in _parts(sp).items():
-        if part is not None and state[name] is not None:
-            part.load_state_dict(state[name])
+
+
+def _rehearse(sp: Sparsifier, state: Mapping[str, Any]) -> None:
+    """Load everything into copies: a state that fails half-way is refused before anything of the run has changed."""
+    copied = copy.copy(sp)  # with a generator of its own
+    copied.ledger = copy.copy(sp.ledger)
+    copied.guard, copied.parts = copy.deepcopy((sp.guard, sp.parts))
+    key = ""
+    try:
+        for key in _keys(sp):
+            _take(copied, key, state[key])
+        key = "compute"
+        if key in state:
+            sp._compute.check_state(state[key])
+        key = "memory"  # which only the method can judge
+        copied._alpha = sp.method.annealed(copied)
+        sp.method.gate(copied)
+    except Exception as error:
+        what = f"its {key} cannot be loaded ({type(error).__name__}: {error})"
+        raise ValueError(f"the state is damaged or belongs to another run: {what}; nothing was changed") from error
+
+
+def _keys(sp: Sparsifier) -> list[str]:
+    return ["epoch", "step", "epoch_start", "memory", "history", "generator", "ledger", *_parts(sp)]
+
+
+def _take(sp: Sparsifier, key: str, value: Any) -> None:
+    """Load one entry of a state."""
+    match key:
+        case "epoch":
+            sp.epoch = _count(value)
+        case "step":
+            sp.step = _count(value)
+        case "epoch_start":
+            sp._steps_at_epoch_start = _count(value)
+        case "memory":
+            sp.memory = dict(value)
+        case "history":
+            sp.history = [dict(entry) for entry in value]
+        case "generator":
+            sp.generator.set_state(value.cpu())  # torch.load(map_location=...) moves it
+        case "ledger":
+            sp.ledger.load_state_dict(value)
+        case _:
+            part = _parts(sp)[key]
+            if part is not None and value is not None:
+                part.load_state_dict(value)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number of at least 0")
+    return value
 
 
 def share_state(sp: Sparsifier) -> None:
