@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,28 @@ def test_a_finalized_run_takes_no_state() -> None:
     run.sp.finalize()
     with pytest.raises(RuntimeError, match="finalized"):
         run.sp.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "other"),
+    [
+        (STR(), "g", {"g": "exp"}),
+        (AutoSparse(), "alpha", {"alpha": 0.5}),
+        (autosparse.method("mest", sparsity=0.5), "mutation", {"mutation": (0.1, 0.05)}),  # a default that the method works out
+        (autosparse.method("topkast+ga"), "ga", {"ga": autosparse.GradientAnnealing(alpha=0.5)}),
+        (autosparse.method("rigl", sparsity=0.5), "update_end", {"update_end": 0.5}),
+    ],
+)
+def test_a_field_that_a_state_does_not_mention_counts_as_its_default(method: Method, field: str, other: dict[str, Any]) -> None:
+    run = begin(mlp(), method)
+    run.advance(3)
+    state = copy.deepcopy(run.sp.state_dict())
+    del state["fields"][field]
+    resumed = begin(mlp(), method)
+    resumed.sp.load_state_dict(state)
+    assert resumed.sp.step == 3
+    with pytest.raises(ValueError, match=f"{field} was .*, is "):
+        begin(mlp(), replace(method, **other)).sp.load_state_dict(state)
 
 
 def test_the_same_fields_in_tuples_and_lists_are_the_same_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
-from autosparse.methods.families.base import Stateful, plain_fields
+from autosparse.methods.families.base import Method, Stateful, plain_fields
 from autosparse.methods.families.rounds import in_time_of_one_round
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
         if not isinstance(state.get(key, {}), Mapping):
             raise ValueError(f"the state is damaged: its {key} is {state[key]!r}, not a dictionary")
     state, identity = in_time_of_one_round(state), _identity(sp)
-    differences = _differences(state, identity) if identity.keys() <= state.keys() else []
+    complete = identity.keys() <= state.keys()
+    differences = _differences({**state, "fields": _with_defaults(state["fields"], sp.method)}, identity) if complete else []
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     missing = [key for key in save_state(sp) if key not in state and key != "compute"]  # which older states do not have
@@ -154,6 +156,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _with_defaults(fields: Mapping[str, Any], method: Method) -> Mapping[str, Any]:
+    """The fields of a saved method; those that it does not mention came later and count as their defaults."""
+    unmentioned = [field for field in dataclasses.fields(method) if field.name not in fields]
+    defaults = {field.name: field.default for field in unmentioned if field.default is not dataclasses.MISSING}
+    defaults |= {field.name: field.default_factory() for field in unmentioned if callable(field.default_factory)}
+    if not defaults:
+        return fields
+    values = plain_fields(dataclasses.replace(method, **defaults))  # a method may work out a default from other fields
+    return {**fields, **{name: values[name] for name in defaults}}
 
 
 def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
