@@ -370,3 +370,29 @@ def test_layer_plans_name_every_layer_and_its_density(net, loop):
     assert [plan.name for plan in plans] == ["0", "2", "4"]
     assert [plan.density for plan in plans] == run.sp.densities()
     assert all(plan.passes == () for plan in plans)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize("thresholds", [False, True])
+def test_clipping_leaves_the_thresholds_alone_unless_asked(net, loop, thresholds, norm_type):
+    run = loop(net, AutoSparse())
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    learned = {id(threshold) for threshold in run.sp.thresholds()}
+    twins = {id(each): nn.Parameter(each.detach().clone()) for each in net.parameters()}
+    for parameter in net.parameters():
+        twins[id(parameter)].grad = parameter.grad.clone()
+    clipped = [twin for key, twin in twins.items() if thresholds or key not in learned]
+    expected = nn.utils.clip_grad_norm_(clipped, 0.5, norm_type)
+    norm = run.sp.clip_grad_norm_(0.5, norm_type, thresholds=thresholds)
+    assert torch.equal(norm, expected)
+    assert norm > 0.5
+    assert all(torch.equal(parameter.grad, twins[id(parameter)].grad) for parameter in net.parameters())
+
+
+def test_clipping_can_refuse_gradients_that_are_not_finite(net, loop):
+    sp = loop(net, AutoSparse()).sp
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        sp.clip_grad_norm_(1.0, error_if_nonfinite=True)

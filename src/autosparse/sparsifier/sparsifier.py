@@ -230,6 +230,14 @@ class Sparsifier:
         """The method's regulariser, to be added to the loss; 0 for methods without one."""
         return self.method.penalty(self)
 
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, thresholds: bool = False
+    ) -> Tensor:
+        """torch's clip_grad_norm_ over the model's parameters, without the method's thresholds unless asked; gives the norm."""
+        apart = set() if thresholds else {id(threshold) for threshold in self.thresholds()}
+        clipped = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
+        return nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
+
     def end_epoch(self, loss: float | Tensor | None = None) -> None:
         """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
         self._require_attached()
