@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,30 @@ def test_a_report_is_renewed_but_foreign_files_are_not(make_run: Maker, tmp_path
         write_report([run], tmp_path / "mine" / "report.html")
     with pytest.raises(ValueError, match="at least one run"):
         write_report([], tmp_path / "none")
+
+
+def interrupt_after(files: int, patch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once so many files have their real names."""
+    move, done = os.replace, iter(range(files))
+
+    def interrupted(source: Path, target: Path) -> None:
+        if next(done, None) is None:
+            raise KeyboardInterrupt
+        move(source, target)
+
+    patch.setattr("autosparse.common.files.os.replace", interrupted)
+
+
+def test_a_report_interrupted_after_any_file_is_written_again(make_run: Maker, tmp_path: Path) -> None:
+    run = read_run(make_run(method="dense"))
+    whole = {path.name: path.read_bytes() for path in write_report([run], tmp_path / "whole").parent.iterdir()}
+    assert len(whole) > 2
+    for files in range(len(whole)):
+        out = tmp_path / f"after-{files}"
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_after(files, patch)
+            with pytest.raises(KeyboardInterrupt):
+                write_report([run], out)
+        assert len(list(out.iterdir())) == files
+        write_report([run], out)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == whole

@@ -28,6 +28,7 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     foreign = [name for name in images if not earlier and (out / name).exists()]
     if foreign:
         raise FileExistsError(f"{out / foreign[0]} exists and is not of a report of ours; give another folder with --out")
+    write_text(page, build_page(runs, list(images)))  # first: it marks the folder as ours, should the rest be interrupted
     for name, image in images.items():
         write_bytes(out / name, image)
-    return write_text(page, build_page(runs, list(images)))
+    return page
