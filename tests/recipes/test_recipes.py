@@ -147,6 +147,12 @@ def test_the_papers_settings_hold_in_the_rows(recipes: dict[str, Recipe]) -> Non
     assert recipes["resnet50-str-80"].optimizer.weight_decay == 1.7e-5
 
 
+def test_rigl_trains_as_its_authors_code_does(recipes: dict[str, Recipe]) -> None:
+    optimizer = recipes["resnet50-rigl-80"].optimizer
+    assert (optimizer.momentum, optimizer.nesterov) == (0.9, True)
+    assert (optimizer.weight_decay, optimizer.norm_decay) == (1e-4, False)
+
+
 @pytest.mark.parametrize(("name", "source"), [("resnet50-autosparse-80", "folder"), ("wmt14-str", "files")])
 def test_local_copies_take_the_place_of_the_hub(name: str, source: str) -> None:
     data = load_recipe(name, [f"data.source={source}", "data.path=/data/here"]).data
