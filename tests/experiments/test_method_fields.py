@@ -8,7 +8,7 @@ import pytest
 
 import autosparse
 from autosparse.experiments import method_fields as methods
-from autosparse.experiments.method_fields import interval, method_block, optimizer_block, sparsity_field
+from autosparse.experiments.method_fields import interval, method_block, sparsity_field
 
 from .parts import SMALL, small
 
@@ -81,8 +81,3 @@ def test_without_a_sparsity_the_recipes_own_is_meant() -> None:
 def test_penalties_found_on_short_runs_are_not_used_in_long_ones() -> None:
     assert made("dst") == {"name": "dst", "penalty_weight": 4e-3}
     assert made("dst", steps=5005, epochs=100) == {"name": "dst"}
-
-
-def test_topkast_trains_without_weight_decay() -> None:
-    assert optimizer_block("topkast+ga", SMALL["optimizer"]) == {"lr": 0.1, "weight_decay": 0.0}
-    assert optimizer_block("rigl", SMALL["optimizer"]) == SMALL["optimizer"]

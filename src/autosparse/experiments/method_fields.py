@@ -90,8 +90,3 @@ def _scaled(name: str, epochs: int, steps_per_epoch: Callable[[], int]) -> dict[
         steps = steps_per_epoch()
         return {"update_every": interval(every, epochs * steps, steps)}
     return {}
-
-
-def optimizer_block(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """The `optimizer` block under `name`: TopKAST's penalty takes the place of weight decay."""
-    return {**block, "weight_decay": 0.0} if name.startswith("topkast") else dict(block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from autosparse import functional
 from autosparse.common.tensors import kth_smallest, top_mask
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.families.base import About, Run, layer_parts, require
+from autosparse.methods.families.base import About, Run, Traits, layer_parts, require
 from autosparse.methods.families.budget import Budgeted
 from autosparse.methods.families.magnitude import DenseGradient, Periodic
 from autosparse.methods.registry import register
@@ -116,6 +116,10 @@ class TopKAST(DenseGradient, Periodic, Budgeted):
         )
         require(self.exploration >= 0, f"exploration = {self.exploration}; it is a decay and must be at least 0")
         require(self.power >= 1, f"power = {self.power}; the exponent must be at least 1 (1 is plain TopKAST)")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, penalty_decays=self.exploration > 0)
 
     def parametrization(self, layer: Layer, sp: Run) -> PowerMasked:
         receiving = self.budget(sp, self.backward_sparsity)[layer.name] / layer.numel if self.backward_sparsity else None

@@ -15,7 +15,7 @@ import autosparse
 from autosparse import models
 from autosparse.data import Data
 from autosparse.methods import Method
-from autosparse.recipes.recipe import ModelBlock, Recipe, build_method
+from autosparse.recipes.recipe import ModelBlock, OptimizerBlock, Recipe, build_method
 from autosparse.sparsifier import Sparsifier
 from autosparse.training.rates import all_rates
 
@@ -109,14 +109,9 @@ def attach(recipe: Recipe, method: Method, model: nn.Module, steps_per_epoch: in
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, steps: int, epochs: int) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW over groups: weights, norms and biases if they take no decay, thresholds with their own."""
+    """SGD, Adam or AdamW over groups: what decays, what does not, thresholds with their own decay."""
     block = recipe.optimizer
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": block.weight_decay}]
-    if not block.norm_decay:
-        groups = [
-            {"params": [weight for weight in model.parameters() if weight.ndim > 1], "weight_decay": block.weight_decay},
-            {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
-        ]
+    groups = _weight_groups(block, model, sp)
     if sp is not None:
         decay = block.threshold_decay
         momentum = block.momentum if block.name == "sgd" else 0.0
@@ -128,6 +123,20 @@ def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, ste
         return torch.optim.SGD(groups, lr=block.lr, momentum=block.momentum, nesterov=block.nesterov)
     kind = torch.optim.Adam if block.name == "adam" else torch.optim.AdamW
     return kind(groups, lr=block.lr, betas=block.betas, eps=block.eps)
+
+
+def _weight_groups(block: OptimizerBlock, model: nn.Module, sp: Sparsifier | None) -> list[dict[str, Any]]:
+    """Norms and biases take no decay where the recipe says so, nor do weights that the method's penalty decays already."""
+    penalised: set[int] = set()
+    if block.weight_decay and sp is not None and sp.method.traits.penalty_decays:
+        penalised = {id(layer.stored) for layer in sp.layers}
+    if block.norm_decay and not penalised:
+        return [{"params": list(model.parameters()), "weight_decay": block.weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": block.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for weight in model.parameters():
+        exempt = id(weight) in penalised or (weight.ndim <= 1 and not block.norm_decay)
+        groups[exempt]["params"].append(weight)
+    return groups
 
 
 def make_method(recipe: Recipe, reference: Any = None) -> Method | None:

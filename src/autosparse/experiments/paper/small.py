@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, interval, optimizer_block
+from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, interval
 from autosparse.experiments.paper.facts import network_of
 from autosparse.experiments.paper.scales import Changes, Scale, counted
 from autosparse.recipes.loading import load_recipe
@@ -55,12 +55,11 @@ class Small(Scale):
         block = small_method(recipe, sparsity, epochs, content["train"]["epochs"] / PAPER_EPOCHS[network])
         changes: dict[str, Any] = {
             "method": block,
-            "optimizer": optimizer_block(block["name"], content["optimizer"]),
             "sparsify": {"baseline_epochs": content["train"]["epochs"]},
             "train": {"epochs": epochs},
         }
         if sparsity is None or "autotune" in block:
-            changes["optimizer"]["threshold_decay_total"] = None if block["name"] == DENSE else FREE_TOTAL
+            changes["optimizer"] = {"threshold_decay_total": None if block["name"] == DENSE else FREE_TOTAL}
         content.pop("method")
         return merged(content, changes)
 

@@ -39,6 +39,7 @@ class Traits:
     dense_ends: tuple[bool, bool] = (False, False)  # whether the first and the last layer are left out of the run
     guarded: bool = True  # whether the guard watches the densities: budgets keep themselves
     learned_decay: float | None = None  # weight decay of the method's own tensors if the user gives none; None: as the weights
+    penalty_decays: bool = False  # its penalty takes the place of weight decay on the layers that it works on
     needs_decay: bool = False  # without decay of its thresholds it prunes nothing
     gate_is_rare: bool = False  # pruned weights receive gradients at few steps only
     rounds: int = 1  # how many times it trains all epochs of a run

@@ -1,0 +1,46 @@
+"""What decays in the optimizer of a recipe, and what does not."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from autosparse.recipes.loading import load_recipe
+from autosparse.training.build import attach, build_named, build_optimizer, make_method
+
+STEPS = 5
+
+
+def decays(*changes: str) -> dict[str, float]:
+    """The weight decay of every parameter of the digits recipe with these changes."""
+    recipe = load_recipe("digits", ["train.epochs=2", *changes])
+    model: nn.Module = build_named(recipe.model.name, recipe.model.arguments)
+    method = make_method(recipe)
+    sp = None
+    if method is not None:
+        sp = attach(recipe, method, model, STEPS, (Tensor(1, 1, 8, 8).zero_(),))
+    optimizer = build_optimizer(recipe, model, sp, STEPS, recipe.train.epochs)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    listed = [(names[id(entry)], group["weight_decay"]) for group in optimizer.param_groups for entry in group["params"]]
+    assert sorted(name for name, _ in listed) == sorted(names.values())
+    return dict(listed)
+
+
+def test_the_penalty_of_topkast_is_the_decay_of_its_own_layers_only() -> None:
+    listed = decays("method={name: topkast, sparsity: 0.8}", "optimizer.weight_decay=1e-3")
+    sparse = {name for name in listed if name.endswith("parametrizations.weight.original")}
+    assert len(sparse) == 5  # of seven layers, without the first and the last
+    assert {listed[name] for name in sparse} == {0.0}
+    assert {listed[name] for name in listed.keys() - sparse} == {1e-3}
+
+
+def test_topkast_without_a_penalty_decays_like_any_other() -> None:
+    listed = decays("method={name: topkast, sparsity: 0.8, exploration: 0.0}", "optimizer.weight_decay=1e-3")
+    assert set(listed.values()) == {1e-3}
+
+
+def test_norms_and_biases_may_be_left_out() -> None:
+    listed = decays("method=dense", "optimizer.weight_decay=1e-3", "optimizer.norm_decay=false")
+    assert set(listed.values()) == {0.0, 1e-3}
+    matrices = {name for name, value in listed.items() if value}
+    assert len(matrices) == 7
+    assert all(name.endswith("weight") for name in matrices)
