@@ -53,6 +53,21 @@ def test_methods_that_learn_their_sparsity_have_one_row() -> None:
     assert names(made("dst rigl", (0.8, 0.9), seeds=1)) == ["dense-seed0", "dst-seed0", "rigl-0.8-seed0", "rigl-0.9-seed0"]
 
 
+def test_a_recipes_threshold_decay_stays_with_its_thresholds() -> None:
+    decayed = {
+        "method": {"name": "autosparse", "autotune": {"epochs": 3}},
+        "optimizer": {"lr": 0.1, "threshold_decay_total": 0.5},
+    }
+    totals = {
+        row.method: row.cells[0].recipe.optimizer.threshold_decay_total
+        for row in made("optg dst str", (0.9,), seeds=1, **decayed)
+    }
+    assert totals == {"dense": 0.5, "optg": None, "dst": None, "str": None}  # under a target STR's thresholds need none
+    assert made("autosparse", (), seeds=1, **decayed)[1].cells[0].recipe.optimizer.threshold_decay_total == 0.5
+    varied = made("dst", (), ("optimizer.threshold_decay_total=0.7",), seeds=1, **decayed)
+    assert varied[1].cells[0].recipe.optimizer.threshold_decay_total == 0.7  # what the user asks for holds
+
+
 def test_a_field_is_varied_in_the_methods_that_have_it() -> None:
     rows = made("autosparse rigl", (0.9,), ("method.schedule=cosine,linear", "method.alpha=0.5"), seeds=1)
     assert names(rows) == [

@@ -8,7 +8,7 @@ import pytest
 
 import autosparse
 from autosparse.experiments import method_fields as methods
-from autosparse.experiments.method_fields import interval, method_block, sparsity_field
+from autosparse.experiments.method_fields import interval, method_block, optimizer_block, sparsity_field
 
 from .parts import SMALL, small
 
@@ -81,3 +81,13 @@ def test_without_a_sparsity_the_recipes_own_is_meant() -> None:
 def test_penalties_found_on_short_runs_are_not_used_in_long_ones() -> None:
     assert made("dst") == {"name": "dst", "penalty_weight": 4e-3}
     assert made("dst", steps=5005, epochs=100) == {"name": "dst"}
+
+
+def test_a_decay_of_thresholds_stays_with_the_thresholds_it_was_made_for() -> None:
+    decayed = {"lr": 0.1, "weight_decay": 1e-4, "threshold_decay_total": 0.5}
+    for name in ("optg", "dst", "scl", "rigl"):
+        assert optimizer_block({"name": name}, "autosparse", decayed) == {"lr": 0.1, "weight_decay": 1e-4}
+    assert optimizer_block({"name": "str"}, "autosparse", decayed) == decayed
+    assert optimizer_block({"name": "dst"}, "dst", decayed) == decayed
+    steered = {"name": "autosparse", "target_sparsity": 0.9}
+    assert "threshold_decay_total" not in optimizer_block(steered, "autosparse", decayed)

@@ -96,6 +96,12 @@ def test_figure_three_has_the_papers_decays() -> None:
         assert "target_sparsity" not in cell.recipe.method
 
 
+def test_only_thresholds_get_a_decay_of_their_own() -> None:
+    runs = FIGURES["fig2"].runs(Small())
+    assert runs["AutoSparse"].recipe.optimizer.threshold_decay_total == 1.0
+    assert runs["OptG"].recipe.optimizer.threshold_decay_total is None
+
+
 def test_figure_one_b_runs_every_decay() -> None:
     for scale in (Small(), Full()):
         runs = FIGURES["fig1b"].runs(scale)

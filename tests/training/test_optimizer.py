@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import Tensor, nn
 
+from autosparse import SparsityWarning
 from autosparse.recipes.loading import load_recipe
 from autosparse.training.build import attach, build_named, build_optimizer, make_method
 
@@ -44,3 +46,15 @@ def test_norms_and_biases_may_be_left_out() -> None:
     matrices = {name for name, value in listed.items() if value}
     assert len(matrices) == 7
     assert all(name.endswith("weight") for name in matrices)
+
+
+@pytest.mark.parametrize("name", ["optg", "cs", "scl", "ltp"])
+def test_a_recipes_threshold_decay_does_not_reach_methods_that_take_none(name: str) -> None:
+    with pytest.warns(SparsityWarning, match=f"{name} takes no decay on what it learns"):
+        listed = decays(f"method={{name: {name}}}", "train.epochs=8", "optimizer.threshold_decay_total=1.0")
+    assert set(listed.values()) == {0.0, 1e-4}
+
+
+def test_a_recipes_threshold_decay_reaches_thresholds() -> None:
+    listed = decays("method={name: str}", "optimizer.threshold_decay=0.3")
+    assert set(listed.values()) == {1e-4, 0.3}

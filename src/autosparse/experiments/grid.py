@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autosparse.experiments.method_fields import has_field, method_block, sparsity_field
+from autosparse.experiments.method_fields import has_field, method_block, optimizer_block, sparsity_field
 from autosparse.recipes.loading import check_recipe
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.overrides import merged
@@ -131,7 +131,7 @@ def _row(
     bases = _dense(content, shared, seeds)
     base = bases[0].recipe
     block = method_block(method, content["method"], sparsity, base.train.epochs, lambda: steps_per_epoch(base))
-    content = {**content, "method": block}
+    content = {**content, "method": block, "optimizer": optimizer_block(block, content["method"]["name"], content["optimizer"])}
     for path, value in varied:
         content = with_value(content, path, value)
     field = sparsity_field(method)

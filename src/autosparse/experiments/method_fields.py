@@ -90,3 +90,11 @@ def _scaled(name: str, epochs: int, steps_per_epoch: Callable[[], int]) -> dict[
         steps = steps_per_epoch()
         return {"update_every": interval(every, epochs * steps, steps)}
     return {}
+
+
+def optimizer_block(method: Mapping[str, Any], replaced: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """The `optimizer` block under `method`: its decay of thresholds is for those of the recipe's method, without a target."""
+    same_thresholds = method["name"] == replaced or {method["name"], replaced} <= set(THRESHOLD_METHODS)
+    if same_thresholds and method.get("target_sparsity") is None:
+        return dict(block)
+    return {key: value for key, value in block.items() if key not in ("threshold_decay", "threshold_decay_total")}

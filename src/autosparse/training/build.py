@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse import models
+from autosparse.common.warnings import warn
 from autosparse.data import Data
 from autosparse.methods import Method
 from autosparse.recipes.recipe import ModelBlock, OptimizerBlock, Recipe, build_method
@@ -113,16 +114,25 @@ def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, ste
     block = recipe.optimizer
     groups = _weight_groups(block, model, sp)
     if sp is not None:
-        decay = block.threshold_decay
-        momentum = block.momentum if block.name == "sgd" else 0.0
-        if block.threshold_decay_total is not None:
-            rates = all_rates(recipe.schedule, block.lr, steps, epochs)
-            decay = autosparse.threshold_decay(block.threshold_decay_total, rates, momentum)
-        groups = sp.param_groups(groups, block.weight_decay, decay)
+        groups = sp.param_groups(groups, block.weight_decay, _threshold_decay(recipe, sp, steps, epochs))
     if block.name == "sgd":
         return torch.optim.SGD(groups, lr=block.lr, momentum=block.momentum, nesterov=block.nesterov)
     kind = torch.optim.Adam if block.name == "adam" else torch.optim.AdamW
     return kind(groups, lr=block.lr, betas=block.betas, eps=block.eps)
+
+
+def _threshold_decay(recipe: Recipe, sp: Sparsifier, steps: int, epochs: int) -> float | None:
+    """The decay of what the method learns; None leaves it to the method, as where decay would spoil its scores."""
+    block = recipe.optimizer
+    if sp.method.traits.learned_decay is not None:
+        if block.threshold_decay or block.threshold_decay_total:
+            warn(f"{recipe.method['name']} takes no decay on what it learns: the recipe's threshold decay is left out")
+        return None
+    if block.threshold_decay_total is None:
+        return block.threshold_decay
+    momentum = block.momentum if block.name == "sgd" else 0.0
+    rates = all_rates(recipe.schedule, block.lr, steps, epochs)
+    return autosparse.threshold_decay(block.threshold_decay_total, rates, momentum)
 
 
 def _weight_groups(block: OptimizerBlock, model: nn.Module, sp: Sparsifier | None) -> list[dict[str, Any]]:

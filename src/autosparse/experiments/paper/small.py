@@ -9,7 +9,6 @@ from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, int
 from autosparse.experiments.paper.facts import network_of
 from autosparse.experiments.paper.scales import Changes, Scale, counted
 from autosparse.recipes.loading import load_recipe
-from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.overrides import merged
 from autosparse.recipes.recipe import Recipe
 
@@ -58,8 +57,8 @@ class Small(Scale):
             "sparsify": {"baseline_epochs": content["train"]["epochs"]},
             "train": {"epochs": epochs},
         }
-        if sparsity is None or "autotune" in block:
-            changes["optimizer"] = {"threshold_decay_total": None if block["name"] == DENSE else FREE_TOTAL}
+        if block["name"] in THRESHOLD_METHODS and "target_sparsity" not in block:
+            changes["optimizer"] = {"threshold_decay_total": FREE_TOTAL}
         content.pop("method")
         return merged(content, changes)
 
