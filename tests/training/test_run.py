@@ -87,6 +87,15 @@ def test_methods_that_score_train_in_rounds_or_grow(fresh_workshop: Workshop, me
     assert result["epochs"] == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "last"),
+    [("prune_retrain", [], 0.005), ("prune_retrain", ["schedule.retrain_rate=0.01"], 0.0005), ("lottery", [], 0.05)],
+)
+def test_survivors_are_retrained_at_a_lower_rate(fresh_workshop: Workshop, name: str, changes: list[str], last: float) -> None:
+    run("r", f"method={{name: {name}, sparsity: 0.5}}", "method.rounds=1", "schedule={name: constant}", *changes)
+    assert [line["lr"] for line in fresh_workshop.metrics("r")] == pytest.approx([0.05, last])
+
+
 def test_rounds_that_do_not_divide_the_epochs_are_refused(fresh_workshop: Workshop) -> None:
     with pytest.raises(ValueError, match=r"lottery trains 3 rounds: train.epochs = 2 must be a multiple"):
         run("r", "method={name: lottery, sparsity: 0.5, rounds: 2}")

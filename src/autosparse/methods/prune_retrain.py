@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from autosparse.common.tensors import top_mask
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, Run, require, require_sparsity
+from autosparse.methods.families.base import About, Run, Traits, require, require_sparsity
 from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.families.rounds import MagnitudeRounds, surviving_magnitudes
 from autosparse.methods.registry import register
 
 DEFAULT_SPARSITY = 0.9
+RETRAIN_RATE = 0.1  # the paper's: a tenth to a hundredth, depending on the net
 
 
 @register
@@ -43,6 +46,10 @@ class PruneRetrain(MagnitudeRounds):
         else:
             require(self.quality > 0, f"quality = {self.quality}; it must be above 0")
             require(self.scope == "layer", "quality is a threshold for every layer: it needs scope='layer'")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, retrain_rate=RETRAIN_RATE)
 
     def final_sparsity(self) -> float:
         assert self.sparsity is not None

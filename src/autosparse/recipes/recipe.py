@@ -86,6 +86,12 @@ class ScheduleBlock(Block):
     by: Literal["step", "epoch"] = Field("step", description="Whether the rate changes every step or every epoch.")
     milestones: tuple[int, ...] = Field((), description="Epochs at which `steps` multiplies the rate by gamma.")
     gamma: float = Field(0.1, gt=0, lt=1)
+    retrain_rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the rate in rounds after the first; by default the method's: 0.1 for prune_retrain, else 1.",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> ScheduleBlock:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autosparse.common.ranks import mean_over_ranks
-from autosparse.training.rates import learning_rate
+from autosparse.training.rates import learning_rate, retrain_share
 from autosparse.training.records import is_best, metrics, moment
 from autosparse.training.session import Session
 from autosparse.training.signals import Stopped
@@ -122,9 +122,10 @@ def close_epoch(session: Session) -> None:
 
 
 def set_rate(session: Session) -> None:
-    """The learning rate of the coming step; every round of a method begins from its first rate."""
-    step = session.position.step % (session.stage_epochs * session.steps)
-    rate = learning_rate(session.recipe.schedule, session.recipe.optimizer.lr, step, session.steps, session.stage_epochs)
+    """The learning rate of the coming step; every round begins the schedule anew, at the share that retraining takes."""
+    schedule, round_steps = session.recipe.schedule, session.stage_epochs * session.steps
+    peak = session.recipe.optimizer.lr * retrain_share(schedule, session.method, session.position.step, round_steps)
+    rate = learning_rate(schedule, peak, session.position.step % round_steps, session.steps, session.stage_epochs)
     for group in session.optimizer.param_groups:
         group["lr"] = rate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from autosparse.methods import Method
 from autosparse.recipes.recipe import ScheduleBlock
 
 
@@ -23,6 +24,13 @@ def learning_rate(block: ScheduleBlock, peak: float, step: int, steps_per_epoch:
         passed = sum(step // steps_per_epoch >= milestone for milestone in block.milestones)
         return peak * block.gamma**passed
     return peak
+
+
+def retrain_share(block: ScheduleBlock, method: Method | None, step: int, round_steps: int) -> float:
+    """The factor on the rate of `step`: below 1 in later rounds of a method that retrains at a lower rate."""
+    if method is None or step < round_steps:
+        return 1.0
+    return method.traits.retrain_rate if block.retrain_rate is None else block.retrain_rate
 
 
 def all_rates(block: ScheduleBlock, peak: float, steps_per_epoch: int, epochs: int) -> list[float]:

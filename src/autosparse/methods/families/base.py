@@ -43,6 +43,7 @@ class Traits:
     needs_decay: bool = False  # without decay of its thresholds it prunes nothing
     gate_is_rare: bool = False  # pruned weights receive gradients at few steps only
     rounds: int = 1  # how many times it trains all epochs of a run
+    retrain_rate: float = 1.0  # published share of the learning rate in rounds after the first
     shardable: bool = False  # can run under FSDP2, where every rank holds a part of a weight
     prune_more: str = "raise the method's penalty or train longer"  # advice when nothing is pruned
 
