@@ -81,6 +81,8 @@ def test_small_rows_of_other_methods() -> None:
     assert (topkast.method["backward_sparsity"], topkast.optimizer.weight_decay) == (0.5, 1e-4)
     tuned = row("table5", 1, Small()).recipe
     assert tuned.method["autotune"]["down"] == 0.01
+    assert tuned.method["autotune"]["epochs"] == round(0.09 * 30)
+    assert row("table5", 1, Small()) == row("table5", 1, Small())  # the paper's recipe is not shortened in place
     assert "target_sparsity" not in tuned.method
     assert tuned.optimizer.threshold_decay_total == 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, interval
@@ -83,11 +84,13 @@ class Small(Scale):
 
 def small_method(recipe: Recipe, sparsity: float | None, epochs: int, shrink: float) -> dict[str, Any]:
     """The method of a paper recipe in a run shorter by the factor `shrink`; thresholds aim at the row's sparsity."""
-    block = dict(recipe.method)
+    block = deepcopy(recipe.method)
     for holder in (block, *(value for value in block.values() if isinstance(value, dict))):
         for field in ("zero_epoch", "horizon"):
             if holder.get(field) is not None:
                 holder[field] = max(1, round(holder[field] * shrink))
+    if "autotune" in block:
+        block["autotune"]["epochs"] = max(1, round(block["autotune"]["epochs"] * shrink))
     if "update_every" in block:
         block["update_every"] = interval(block["update_every"], epochs * STEPS, STEPS)
     if "update_epochs" in block:
