@@ -87,6 +87,25 @@ def test_small_rows_of_other_methods() -> None:
     assert tuned.optimizer.threshold_decay_total == 1.0
 
 
+@pytest.mark.parametrize(("item", "place", "decay"), [("table1", 6, 2.0), ("table1", 14, 2.7), ("table3", 0, 2.05)])
+def test_str_stands_in_small_tables_as_published_and_with_our_ramp(item: str, place: int, decay: float) -> None:
+    paper = rows_of(item)[place]
+    published, ramped = Small().row(paper)[0].recipe, Small().ramped(paper)[0].recipe
+    assert published.method == {"name": "str", "s_init": -20.0}
+    assert published.optimizer.threshold_decay_total == decay
+    assert (published.sparsify.guard, published.sparsify.density_floor) == ("warn", 0.0)
+    assert ramped.method == {"name": "str", "target_sparsity": paper.sparsity / 100}
+    assert (ramped.optimizer.threshold_decay_total, ramped.sparsify.guard) == (None, "hold")
+
+
+def test_only_str_at_cpu_scale_has_a_second_row() -> None:
+    for item in TABLES:
+        for paper in rows_of(item):
+            expected = 3 if paper.label == "STR" and item != "table4" else 0
+            assert len(Small().ramped(paper)) == expected
+            assert Full().ramped(paper) == ()
+
+
 def test_figure_three_has_the_papers_decays() -> None:
     small, full = (FIGURES["fig3"].runs(scale) for scale in (Small(), Full()))
     assert small["STR"].recipe.optimizer.threshold_decay_total == 16.0

@@ -58,7 +58,7 @@ def _decays(scale: Scale) -> Labelled:
 def _over_time(scale: Scale) -> Labelled:
     return {
         "AutoSparse": scale.variant(MAIN, AUTOSPARSE_80),
-        "STR": scale.variant(MAIN, STR_80, "-late", scale.late()),
+        "STR": scale.row(rows_of("table1")[STR_80])[0],
         "OptG": scale.other("resnet50", {"name": "optg", "sparsity": 0.8}),
     }
 
@@ -90,7 +90,7 @@ def _draw_flops(runs: Runs, figure: Figure) -> None:
 
 def _draw_distributions(runs: Runs, figure: Figure) -> None:
     chart = comparison.layer_sparsity(list(runs.values()))
-    # both runs have as many zeros, so one line stands for either spread uniformly
+    # both runs have about as many zeros, so one line stands for either spread uniformly
     _draw_rows(
         replace(chart, marks=(chart.marks[0], *(replace(mark, guide=None) for mark in chart.marks[1:]))),
         runs,

@@ -45,6 +45,10 @@ class Scale(ABC):
         content = self.content(recipe, row.sparsity / 100)
         return self._seeded(content, self.run_name(recipe))
 
+    def ramped(self, row: PaperRow) -> tuple[Cell, ...]:
+        """Runs of a row's method under the target controller, beside those of `row`; mostly none."""
+        return ()
+
     def base(self, network: str) -> tuple[Cell, ...]:
         """The dense runs of a network."""
         recipe = load_recipe(f"{network}-dense")
@@ -53,9 +57,8 @@ class Scale(ABC):
     def variant(self, table: str, place: int, suffix: str = "", changes: Changes | None = None) -> Cell:
         """One run of a row's recipe with other values, its sparsity left to the decay."""
         recipe = recipe_of(table, place)
-        unchanged = content = self.content(recipe, None)
-        for path, value in (changes or {}).items():
-            content = with_value(content, path, value)
+        unchanged = self.content(recipe, None)
+        content = changed(unchanged, changes or {})
         if content == unchanged:
             suffix = self.free_suffix
         return cell(content, f"{self.run_name(recipe)}{suffix}-seed{recipe.seed}", recipe.seed)
@@ -72,10 +75,6 @@ class Scale(ABC):
     @abstractmethod
     def decay(self, weight_decay: float) -> Changes:
         """The paper's decay of the thresholds, without any protection from it."""
-
-    @abstractmethod
-    def late(self) -> Changes:
-        """STR as published: thresholds that begin to prune in the middle of the run."""
 
     def _seeded(self, content: Mapping[str, Any], name: str) -> tuple[Cell, ...]:
         first = content["seed"]
@@ -103,9 +102,13 @@ class Full(Scale):
     def decay(self, weight_decay: float) -> Changes:
         return {"optimizer.weight_decay": weight_decay}
 
-    def late(self) -> Changes:
-        return {}
-
 
 def counted(seeds: int) -> str:
     return f"{seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def changed(content: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """The content with every change in turn."""
+    for path, value in changes.items():
+        content = with_value(content, path, value)
+    return content

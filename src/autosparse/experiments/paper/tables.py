@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,24 @@ BLEU = "bleu"
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the paper with the runs that stand for it."""
+    """A row of the paper with the runs that stand for it, or one of ours beside it, which the paper did not print."""
 
     paper: PaperRow
     cells: tuple[Cell, ...]
     bases: tuple[Cell, ...]
+    printed: bool = True
 
 
 def planned(item: str, scale: Scale) -> list[TableRow]:
     """The rows of a table and their runs."""
     rows = []
     for row in rows_of(item):
-        network = network_of(recipe_of(row.table, row.place))
-        rows.append(TableRow(row, scale.row(row), scale.base(network)))
+        bases = scale.base(network_of(recipe_of(row.table, row.place)))
+        rows.append(TableRow(row, scale.row(row), bases))
+        ramped = scale.ramped(row)
+        if ramped:
+            ours = replace(row, label=f"{row.label} with our ramp", setting="target_sparsity; not in the paper")
+            rows.append(TableRow(ours, ramped, bases, printed=False))
     return rows
 
 
@@ -47,7 +52,7 @@ def table_of(item: str, rows: Sequence[TableRow], outcomes: Mapping[str, Outcome
     headings = ("method", "setting", *(name for column in columns for name in (column, "paper")))
     lines = []
     for row in rows:
-        pairs = zip(_summary(item, row, outcomes).cells(), _printed(row.paper), strict=True)
+        pairs = zip(_summary(item, row, outcomes).cells(), _printed(row), strict=True)
         lines.append((row.paper.label, row.paper.setting, *(cell for pair in pairs for cell in pair)))
     table = Table(headings, lines, None, f"Table {item.removeprefix('table')}: {TABLES[item][1]}", _notes(rows, scale))
     return with_failures(table, [row.cells for row in rows], outcomes)
@@ -61,10 +66,7 @@ def write(item: str, rows: Sequence[TableRow], outcomes: Mapping[str, Outcome], 
             "method": row.paper.label,
             "setting": row.paper.setting,
             **asdict(_summary(item, row, outcomes)),
-            **{f"paper_{name}": getattr(row.paper, name) for name in ("base", "accuracy", "sparsity")},
-            "paper_drop": _drop(row.paper),
-            "paper_train_fraction": row.paper.train_fraction,
-            "paper_test_fraction": row.paper.test_fraction,
+            **_paper_numbers(row),
         }
         for row in rows
     ]
@@ -80,16 +82,23 @@ def _summary(item: str, row: TableRow, outcomes: Mapping[str, Outcome]) -> Summa
     return summarise(ours, bases)
 
 
-def _printed(row: PaperRow) -> tuple[str, ...]:
-    """The paper's numbers in the order of `Summary.cells`."""
-    return (
-        f"{row.base:.2f}",
-        f"{row.accuracy:.2f}",
-        shown(_drop(row), 2),
-        f"{row.sparsity:.2f}",
-        shown(row.train_fraction, 2),
-        shown(row.test_fraction, 3),
-    )
+def _paper_numbers(row: TableRow) -> dict[str, float | None]:
+    """What the paper printed, in the order of `Summary.cells`; nothing for a row of ours."""
+    paper = row.paper
+    numbers = {
+        "paper_base": paper.base,
+        "paper_accuracy": paper.accuracy,
+        "paper_drop": _drop(paper),
+        "paper_sparsity": paper.sparsity,
+        "paper_train_fraction": paper.train_fraction,
+        "paper_test_fraction": paper.test_fraction,
+    }
+    return numbers if row.printed else dict.fromkeys(numbers)
+
+
+def _printed(row: TableRow) -> tuple[str, ...]:
+    digits = (2, 2, 2, 2, 2, 3)
+    return tuple(shown(value, places) for value, places in zip(_paper_numbers(row).values(), digits, strict=True))
 
 
 def _drop(row: PaperRow) -> float | None:
@@ -103,8 +112,16 @@ def _notes(rows: Sequence[TableRow], scale: Scale) -> list[str]:
     notes.append("`paper` columns: what the paper printed for ImageNet-1K and WMT14. Drop % = 100 (Base - sparse) / Base.")
     if scale.name == "cpu":
         notes.append(
-            "AutoSparse and STR aim at the sparsity that the paper printed for the row; alpha and the epoch at which it "
-            "becomes 0 are the paper's, in the same share of a shorter run. Auto-tuned rows find theirs."
+            "alpha and the epoch at which it becomes 0 are the paper's, in the same share of a shorter run; "
+            "auto-tuned rows find their alpha."
+        )
+    steered = dict.fromkeys(row.paper.label for row in rows if "target_sparsity" in row.cells[0].recipe.method)
+    if steered:
+        notes.append(f"Steered to the sparsity that the paper printed for the row: {', '.join(steered)}.")
+    if not all(row.printed for row in rows):
+        notes.append(
+            "STR is as published: it starts late, and its sparsity follows from the decay of its thresholds. "
+            "The paper has no row with our ramp."
         )
     return notes
 
