@@ -150,7 +150,7 @@ class AutoSparse(LearnedThreshold):
         name="autosparse",
         year=2023,
         family="learned during training",
-        pruned_gradient="alpha * G, alpha annealed to 0",
+        pruned_gradient="alpha * G, alpha annealed",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",
         doc="One learned threshold per layer; gradients of pruned weights are scaled by an annealed alpha.",
