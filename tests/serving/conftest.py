@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from torch import Tensor
 
 from autosparse.kernels import library
+from autosparse.serving.native import NativeRegion
+
+
+@pytest.fixture
+def native_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region is used whatever the clock says: not every machine computes tiny nets faster than torch."""
+    measure = NativeRegion.measure
+
+    def ours_first(region: NativeRegion, inputs: list[Tensor]) -> tuple[float, float]:
+        measure(region, inputs)
+        return 0.0, 1.0
+
+    monkeypatch.setattr(NativeRegion, "measure", ours_first)
 
 
 @pytest.fixture

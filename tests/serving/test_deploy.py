@@ -109,19 +109,7 @@ class BeforeActivation(nn.Module):
         return self.head(self.wide(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 4, 4)))
 
 
-@pytest.fixture
-def _native_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A region is used whatever the clock says: not every machine computes tiny nets faster than torch."""
-    measure = NativeRegion.measure
-
-    def ours_first(region: NativeRegion, inputs: list[Tensor]) -> tuple[float, float]:
-        measure(region, inputs)
-        return 0.0, 1.0
-
-    monkeypatch.setattr(NativeRegion, "measure", ours_first)
-
-
-@pytest.mark.usefixtures("_native_wins")
+@pytest.mark.usefixtures("native_wins")
 @pytest.mark.filterwarnings("ignore:deploy")
 @pytest.mark.parametrize("kind", [Branches, UsedTwice, BeforeActivation])
 @pytest.mark.parametrize("batch", [1, 3])
@@ -186,7 +174,7 @@ class DataDependent(nn.Module):
 
 
 @needs_engine
-@pytest.mark.usefixtures("_native_wins")
+@pytest.mark.usefixtures("native_wins")
 def test_a_model_that_cannot_be_captured_keeps_its_structure_and_says_so() -> None:
     model = prepared(DataDependent(), 0.6)
     x = torch.randn(2, 3, 12, 12)
@@ -247,7 +235,7 @@ def test_refusals() -> None:
 
 
 @needs_engine
-@pytest.mark.usefixtures("_native_wins")
+@pytest.mark.usefixtures("native_wins")
 def test_the_table_names_every_layer() -> None:
     model = prepared(models.small_conv())
     x = torch.randn(1, 1, 28, 28)

@@ -209,7 +209,7 @@ def pack_indexed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # a value's place: its row's first block, and how many of the row came before it
     places = row_start[rows] * INDEXED_BLOCK + torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
     columns = torch.zeros(int(row_start[-1]) * INDEXED_BLOCK, dtype=torch.int32)
-    values = torch.zeros(len(columns))
+    values = torch.zeros(len(columns), dtype=torch.float32)
     columns[places] = used_columns.to(torch.int32)
     values[places] = weight[mask].float()
     return row_start.to(torch.int32), _sixteen_bits(columns), values
@@ -230,5 +230,5 @@ def pack_bitmask(weight: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
     row_start = (counts.cumsum(0) - counts).to(torch.int32)
     places = 2 ** torch.arange(BITMASK_COLUMNS, dtype=torch.int32)
     bits = (mask.view(rows, words, BITMASK_COLUMNS) * places).sum(-1).to(torch.int32)
-    values = torch.cat((weight[weight != 0].float(), torch.zeros(lanes)))
+    values = torch.cat((weight[weight != 0].float(), torch.zeros(lanes, dtype=torch.float32)))
     return row_start, _sixteen_bits(bits), values

@@ -34,7 +34,15 @@ def folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) 
     bias = torch.zeros_like(shift) if layer.bias is None else layer.bias.detach().double()
     result.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
     result.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
+    if isinstance(layer, nn.Conv2d):
+        result.register_forward_hook(_refuse_without_batch)
     return result
+
+
+def _refuse_without_batch(_: nn.Module, __: object, result: Tensor) -> None:
+    """Convolutions take a single image, but the norm that was folded does not."""
+    if result.dim() == 3:
+        raise ValueError("expected 4D input (got 3D input)")
 
 
 def without_side_effects(graph: fx.GraphModule) -> None:

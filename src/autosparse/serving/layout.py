@@ -72,6 +72,8 @@ def _windowed(step: ConvolutionStep | PoolStep, source: Extent, channels: int) -
 def extent_after(step: Step, sources: list[Extent]) -> Extent:
     """The extent of a step's result."""
     first = sources[0]
+    if isinstance(step, ConvolutionStep) and first.channels != (step.before or step).in_channels:
+        raise NotOnGridError(f"{step.name} cannot read {first.channels} channels")
     if isinstance(step, ConcatStep):
         if any((source.size, source.grid) != (first.size, first.grid) for source in sources):
             raise NotOnGridError(f"{sources} do not lie alike")

@@ -3,6 +3,7 @@ natively dense for a few tokens, or by torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import byref
 from functools import partial
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from autosparse.kernels import inference_table as native
 from autosparse.kernels.library import Engine
 from autosparse.serving.choice import MOST_SPARSE_DENSITY, fastest
-from autosparse.serving.native import LayerChoice, NativeModule
+from autosparse.serving.native import LayerChoice, NativeModule, readable
 from autosparse.serving.steps import INFINITY
 
 MAX_TILE_VECTORS = 8
@@ -50,14 +51,20 @@ class PackedLinear(NativeModule):
         threads: int,
         low: float = -INFINITY,
         high: float = INFINITY,
+        *,
+        join: Callable[[Tensor, Tensor], Tensor] = torch.add,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         self.name, self.engine, self.threads, self.low, self.high = name, engine, threads, low, high
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
+        self.join = join  # adds `other` in torch
+        self.rank = rank  # dimensions of the input, where a batch norm was folded for them
         self.density = float((layer.weight != 0).sum()) / max(layer.weight.numel(), 1)
         # whether the native engine can compute it
-        self.usable = engine is not None and layer.weight.dtype == torch.float32 and layer.weight.is_contiguous()
+        parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        self.usable = engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
         self._ways: dict[int, str] = {}  # by number of tokens
         self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
         self._memory: list[Tensor] = []
@@ -101,26 +108,38 @@ class PackedLinear(NativeModule):
         return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        usable = self.usable and x.dtype == torch.float32 and x.device.type == "cpu"
-        tokens = x.numel() // self.in_features if usable else 0
-        if tokens and (other is None or other.shape == (*x.shape[:-1], self.out_features)):
-            return self.compute(self.chosen(tokens), x, other)
+        if self._takes(x, other):
+            return self.compute(self.chosen(x.numel() // self.in_features), x, other)
         return self.dense(x, other)
+
+    def _takes(self, x: Tensor, other: Tensor | None) -> bool:
+        """Whether native code can read these inputs; otherwise torch computes or refuses them."""
+        if not (self.usable and readable(x) and x.dim() and x.shape[-1] == self.in_features and x.numel()):
+            return False
+        if self.rank is not None and x.dim() != self.rank:
+            return False
+        return other is None or (readable(other) and other.shape == (*x.shape[:-1], self.out_features))
 
     def dense(self, x: Tensor, other: Tensor | None) -> Tensor:
         result = F.linear(x, self.weight, self.bias)
+        if self.rank is not None and result.dim() != self.rank:
+            raise ValueError(
+                f"{self.name} takes {self.rank}D input, as in deploy's example, since its batch norm is folded; "
+                f"got {tuple(x.shape)}: deploy the model with an example of this shape"
+            )
+        bounded = (self.low, self.high) != (-INFINITY, INFINITY)
+        if other is not None and (other.shape, other.dtype) != (result.shape, result.dtype):
+            result = self.join(result, other)  # may be `other` itself, which is not ours to change
+            return result.clamp(self.low, self.high) if bounded else result
         if other is not None:
             result = result + other
-        bounded = (self.low, self.high) != (-INFINITY, INFINITY)
         return result.clamp_(self.low, self.high) if bounded else result
 
     def natively(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
         """On the non-zeros, or densely for a few tokens."""
         assert self.engine is not None
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"{self.name} takes {self.in_features} features, got {tuple(x.shape)}")
         tokens, table = x.numel() // self.in_features, self.engine.table
-        result = torch.empty((*x.shape[:-1], self.out_features))
+        result = x.new_empty((*x.shape[:-1], self.out_features))
         x = x.contiguous()
         if way == BITMASK and self.in_features % native.BITMASK_COLUMNS:
             x = F.pad(x, (0, -self.in_features % native.BITMASK_COLUMNS))
@@ -128,7 +147,7 @@ class PackedLinear(NativeModule):
         sources = x.data_ptr(), None if other is None else other.data_ptr()
         weight = self._weight(way, tokens)
         if way == TERMS:
-            scratch = torch.empty(table.linear_scratch(byref(weight)) * self.threads + ALIGNMENT // 4)
+            scratch = x.new_empty(table.linear_scratch(byref(weight)) * self.threads + ALIGNMENT // 4)
             aligned = scratch.data_ptr() + -scratch.data_ptr() % ALIGNMENT
             table.linear_many(byref(weight), tokens, self.threads, *sources, aligned, result.data_ptr())
         elif way == DENSE:

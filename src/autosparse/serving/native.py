@@ -22,6 +22,17 @@ ROUNDS = 5
 Shapes = tuple[tuple[int, ...], ...]
 
 
+def readable(x: object) -> bool:
+    """Whether native code can read a tensor's memory once it is contiguous."""
+    return (
+        isinstance(x, Tensor)
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.layout == torch.strided
+        and not x.is_neg()
+    )
+
+
 @dataclass(frozen=True)
 class LayerChoice:
     """How one layer is computed, for tables."""
@@ -45,7 +56,7 @@ class NativeModule(nn.Module):
 
 
 class NativeRegion(NativeModule):
-    """Runs a region natively; `plain` is the same in torch, for sizes that the engine cannot hold."""
+    """Runs a region natively; `plain` is the same in torch, for inputs that the engine cannot take."""
 
     def __init__(self, region: Region, plain: nn.Module, engine: Engine, threads: int) -> None:
         super().__init__()
@@ -77,7 +88,9 @@ class NativeRegion(NativeModule):
         return Program(self.region, sizes, self.engine, self.threads, images, workers, self.variants)
 
     def program(self, inputs: list[Tensor]) -> Program | None:
-        """The program for inputs of this size; None if the engine cannot hold them."""
+        """The program for inputs of this size; None if the engine cannot take them, and torch computes or refuses them."""
+        if not all(readable(x) and x.dim() == 4 and len(x) == len(inputs[0]) for x in inputs):
+            return None
         shapes = _shapes(inputs)
         if shapes not in self._programs:
             try:
@@ -89,8 +102,7 @@ class NativeRegion(NativeModule):
         return self._programs[shapes]
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        usable = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() == 4 for x in inputs)
-        program = self.program(list(inputs)) if usable else None
+        program = self.program(list(inputs))
         if program is None:
             result: Tensor | tuple[Tensor, ...] = self.plain(*inputs)
             return result
@@ -100,20 +112,24 @@ class NativeRegion(NativeModule):
     def choices(self, inputs: list[Tensor], calls: int = ROUNDS) -> list[LayerChoice]:
         """How every convolution is computed and how long it takes: the least of a few calls."""
         program = self.program(inputs)
-        assert program is not None
+        if program is None:
+            return [self._choice(index, step, None) for index, step in self._convolutions()]
         least = torch.full((len(program.ops),), float("inf"), dtype=torch.float64)
         for _ in range(calls):
             seconds = torch.zeros_like(least)
             program(inputs, seconds)
             least = torch.minimum(least, seconds)
         return [
-            self._choice(index, step, float(least[program.op_of_step[index]]) * 1e6)
-            for index, step in enumerate(self.region.steps)
-            if isinstance(step, ConvolutionStep)
+            self._choice(index, step, float(least[program.op_of_step[index]]) * 1e6) for index, step in self._convolutions()
         ]
 
-    def _choice(self, index: int, step: ConvolutionStep, microseconds: float) -> LayerChoice:
+    def _convolutions(self) -> list[tuple[int, ConvolutionStep]]:
+        return [(index, step) for index, step in enumerate(self.region.steps) if isinstance(step, ConvolutionStep)]
+
+    def _choice(self, index: int, step: ConvolutionStep, microseconds: float | None) -> LayerChoice:
         how = str(self.variants[index]) if index in self.variants else "taps"
+        if microseconds is None:
+            how = "torch"
         name, kind = step.name, step.window
         if step.before is not None:
             name, kind = f"{step.before.name} + {name}", f"{kind} after depthwise {step.before.window}"

@@ -212,7 +212,7 @@ class Operations:
         assert step.groups == 1
         rows = self.engine.dense_rows
         blocks = -(-weight.shape[0] // rows)
-        padded = torch.zeros(blocks * rows, weight.shape[1])
+        padded = weight.new_zeros(blocks * rows, weight.shape[1])
         padded[: weight.shape[0]] = weight
         op.blocks = self._keep(padded.view(blocks, rows, -1).transpose(1, 2))
         op.offsets = self._keep(columns.to(torch.int32))

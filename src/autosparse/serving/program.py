@@ -158,7 +158,7 @@ class Program:
         """The region's outputs for (images, channels, rows, cols) inputs."""
         inputs = [x.contiguous() for x in inputs]
         images = inputs[0].shape[0]
-        outputs = [self._empty(value, images) for value in self.region.outputs]
+        outputs = [self._empty(value, inputs[0]) for value in self.region.outputs]
         if images:
             with self._lock:
                 self.run(0, len(self.ops), images, inputs, outputs, seconds)
@@ -177,10 +177,10 @@ class Program:
         at = ctypes.cast(byref(self._native_ops, first * ctypes.sizeof(native.Op)), POINTER(native.Op))
         self.engine.table.run(at, count, pointer(call))
 
-    def _empty(self, value: int, images: int) -> Tensor:
+    def _empty(self, value: int, like: Tensor) -> Tensor:
         extent = self.sizes[value]
         is_mean = any(isinstance(step, MeanStep) and step.output == value for step in self.region.steps)
-        return torch.empty(images, extent.channels, *((1, 1) if is_mean else extent.size))
+        return like.new_empty(len(like), extent.channels, *((1, 1) if is_mean else extent.size))
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[c_void_p]:

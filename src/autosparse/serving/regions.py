@@ -114,6 +114,11 @@ def _mean_of_pixels(node: fx.Node) -> bool:
     return node.target in ("mean", torch.mean) and isinstance(axes, list | tuple) and sorted(a % 4 for a in axes) == [2, 3]
 
 
+def _one_batch(region: GraphRegion) -> bool:
+    """Whether all inputs have as many samples: the engine takes them together."""
+    return len({shape[0] for shape in map(shape_of, region.inputs) if shape is not None}) == 1
+
+
 @dataclass(frozen=True)
 class GraphRegion:
     """A region with its place in a graph: the nodes that it replaces, those it reads, and those that others read."""
@@ -145,7 +150,7 @@ def find_regions(graph: fx.GraphModule) -> list[GraphRegion]:
                 continue
         runs[-1].append((node, step))
     regions = [_region(run, number) for run in runs]
-    return [region for region in regions if region.region.products()]
+    return [region for region in regions if region.region.products() and _one_batch(region)]
 
 
 def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent]) -> bool:

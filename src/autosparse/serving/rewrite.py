@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -91,15 +93,20 @@ def _replace(graph: fx.GraphModule, region: GraphRegion, name: str) -> dict[fx.N
         with graph.graph.inserting_after(place):
             if len(region.outputs) > 1:
                 result = place = graph.graph.call_function(operator.getitem, (call, index))
-        if shape is not None and len(shape) == 2:  # a mean without its (1, 1) pixels
+        if shape is not None and len(shape) == 2:
             with graph.graph.inserting_after(place):
-                result = place = graph.graph.call_function(torch.flatten, (result, 1))
+                result = place = graph.graph.call_function(without_pixels, (result,))
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
         result.meta["tensor_meta"] = node.meta["tensor_meta"]
         renamed[node] = result
     for node in reversed(region.nodes):
         graph.graph.erase_node(node)
     return renamed
+
+
+def without_pixels(mean: Tensor) -> Tensor:
+    """A mean without the (1, 1) pixels that the engine gives it and torch does not."""
+    return mean.flatten(1) if mean.dim() == 4 else mean
 
 
 def use_packed_linears(graph: fx.GraphModule, engine: Engine | None, threads: int) -> None:
@@ -110,8 +117,10 @@ def use_packed_linears(graph: fx.GraphModule, engine: Engine | None, threads: in
         if type(layer) is not nn.Linear:
             continue
         chain, added, low = _followers(node, graph)
-        packed = PackedLinear(str(node.meta.get("layer", node.target)), layer, engine, threads, low)
-        shape = shape_of(node)
+        shape, join = shape_of(node), _join(chain[1], node) if added else torch.add
+        rank = len(shape) if shape is not None and "layer" in node.meta else None
+        name = str(node.meta.get("layer", node.target))
+        packed = PackedLinear(name, layer, engine, threads, low, join=join, rank=rank)
         if shape is not None:
             packed.measure(max(1, torch.Size(shape[:-1]).numel()), hot)
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
@@ -138,6 +147,12 @@ def _followers(node: fx.Node, graph: fx.GraphModule) -> tuple[list[fx.Node], lis
     if user is not None and (calls(user, RELUS) or isinstance(module_of(user, graph), nn.ReLU)):
         chain, low = [*chain, user], 0.0
     return chain, added, low
+
+
+def _join(total: fx.Node, linear: fx.Node) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model's own sum of a linear layer's result and another tensor; a sum in place keeps the shape of its first term."""
+    add: Any = getattr(Tensor, str(total.target)) if total.op == "call_method" else total.target
+    return add if total.args[0] is linear else lambda result, other: add(other, result)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -32,8 +32,10 @@ class NativeDecoder:
 
     def takes(self, source: Tensor, positions: int) -> bool:
         """Whether there is something to translate, and room for a translation of this length."""
-        floats = source.shape[0] * positions * self.model.size * 2 * len(self.model.decoder)
-        return source.dim() == 2 and source.numel() > 0 and floats <= MAX_CACHED_FLOATS
+        if source.dim() != 2 or source.numel() == 0:
+            return False
+        floats = len(source) * positions * self.model.size * 2 * len(self.model.decoder)
+        return floats <= MAX_CACHED_FLOATS
 
     def translate(self, source: Tensor, start_id: int, end_id: int, max_length: int) -> Tensor:
         """Greedy translations, as `Transformer.generate` gives them."""
@@ -72,7 +74,8 @@ class Sentences:
     def __init__(self, decoder: NativeDecoder, program: DecoderProgram, positions: int) -> None:
         self.model, self.program = decoder.model, program
         self._screen = decoder.screen if program.batch <= MAX_SCREENED else None
-        self._estimates = torch.empty(0 if self._screen is None else program.batch * self._screen.layer.out_features)
+        estimates = 0 if self._screen is None else program.batch * self._screen.layer.out_features
+        self._estimates = torch.empty(estimates, dtype=torch.float32)
         self._positions = sinusoidal_positions(positions, self.model.size, torch.device("cpu"))
 
     def states(self, tokens: Tensor, position: int) -> Tensor:

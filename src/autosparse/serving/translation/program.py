@@ -41,8 +41,9 @@ class DecoderProgram:
         self.engine, self.batch, self.words, self.positions = engine, batch, words, positions
         self.layers = model.decoder_layers()
         size = model.size
-        self.past = torch.empty(len(self.layers), 2, positions, batch, size)  # keys and values of earlier tokens
-        self.memory = torch.empty(len(self.layers), 2, words, batch, size)  # of the sentences to translate
+        # keys and values: of earlier tokens, and of the sentences to translate
+        self.past = torch.empty(len(self.layers), 2, positions, batch, size, dtype=torch.float32)
+        self.memory = torch.empty(len(self.layers), 2, words, batch, size, dtype=torch.float32)
         self.visible = torch.zeros(batch, positions, dtype=torch.uint8)
         self.memory_visible = torch.zeros(batch, words, dtype=torch.uint8)
         self._buffers: list[Tensor] = []
@@ -58,7 +59,7 @@ class DecoderProgram:
         self._program = (native.DecoderOp * len(self._operations))(*self._operations)
         self._cross = [op for op in self._program if op.seen == self.memory_visible.data_ptr()]
         per_thread = -(-self._scratch_floats // VECTOR_FLOATS) * VECTOR_FLOATS
-        scratch = torch.empty(per_thread * threads + VECTOR_FLOATS)
+        scratch = torch.empty(per_thread * threads + VECTOR_FLOATS, dtype=torch.float32)
         self._buffers.append(scratch)
         aligned = scratch.data_ptr() + -scratch.data_ptr() % (4 * VECTOR_FLOATS)
         self._call = native.DecoderCall(batch, 0, threads, aligned, per_thread)
@@ -156,6 +157,6 @@ class DecoderProgram:
         self._operations.append(op)
 
     def _state(self, columns: int) -> Tensor:
-        memory = torch.zeros(self.batch * columns + VECTOR_FLOATS)
+        memory = torch.zeros(self.batch * columns + VECTOR_FLOATS, dtype=torch.float32)
         self._buffers.append(memory)
         return memory[: self.batch * columns].view(self.batch, columns)
