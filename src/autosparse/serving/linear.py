@@ -3,6 +3,7 @@ natively dense for a few tokens, or by torch."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from ctypes import byref
 from functools import partial
@@ -68,6 +69,7 @@ class PackedLinear(NativeModule):
         self._ways: dict[int, str] = {}  # by number of tokens
         self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
         self._memory: list[Tensor] = []
+        self._lock = threading.Lock()  # for new entries of the above
         self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), low, high)
 
     def ways(self, tokens: int) -> list[str]:
@@ -92,17 +94,22 @@ class PackedLinear(NativeModule):
             before = (lambda: flush.fill_(1.0)) if len(flush) else None
             self._seconds[key] = fastest(calls, self.threads, ROUNDS, before=before)
         seconds = self._seconds[key]
-        self._ways[tokens] = min(ways, key=lambda way: seconds[way])
+        with self._lock:
+            self._ways[tokens] = min(ways, key=lambda way: seconds[way])
 
     def chosen(self, tokens: int) -> str:
         """The way for this number of tokens: as measured, or as for the nearest number that was."""
         if tokens not in self._ways:
-            ways = self.ways(tokens)
-            near = min(self._ways, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
-            way = ways[0] if near is None else self._ways[near]
-            # what is sparse for one number is sparse for others too, if not in the same form
-            self._ways[tokens] = way if way in ways else ways[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
+            with self._lock:
+                self._ways[tokens] = self._nearest(tokens)
         return self._ways[tokens]
+
+    def _nearest(self, tokens: int) -> str:
+        ways = self.ways(tokens)
+        near = min(self._ways, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
+        way = ways[0] if near is None else self._ways[near]
+        # what is sparse for one number is sparse for others too, if not in the same form
+        return way if way in ways else ways[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
 
     def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
         return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
@@ -174,7 +181,9 @@ class PackedLinear(NativeModule):
             while vectors < min(MAX_TILE_VECTORS, tokens / lanes) and 2 * vectors * lanes * self.in_features <= TILE_FLOATS:
                 vectors *= 2
         if (way, vectors) not in self._weights:
-            self._weights[way, vectors] = self._pack(way, vectors)
+            with self._lock:
+                if (way, vectors) not in self._weights:
+                    self._weights[way, vectors] = self._pack(way, vectors)
         return self._weights[way, vectors]
 
     def _pack(self, way: str, vectors: int) -> Any:
@@ -197,7 +206,9 @@ class PackedLinear(NativeModule):
 
     def choice(self) -> LayerChoice:
         """How the measured numbers of tokens are computed."""
-        how = ", ".join(f"{way} for {tokens}" for tokens, way in sorted(self._ways.items()))
+        with self._lock:
+            ways = sorted(self._ways.items())
+        how = ", ".join(f"{way} for {tokens}" for tokens, way in ways)
         return LayerChoice(self.name, "linear", self.weight.numel(), self.density, how or TORCH)
 
     def extra_repr(self) -> str:

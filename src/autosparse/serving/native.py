@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -66,6 +67,7 @@ class NativeRegion(NativeModule):
         self.images = 1
         self.variants: dict[int, Variant] = first_guess(self.region)
         self._programs: OrderedDict[Shapes, Program | None] = OrderedDict()
+        self._lock = threading.Lock()  # for new programs
 
     def measure(self, inputs: list[Tensor]) -> tuple[float, float]:
         """Choose for inputs like these; returns the least seconds of the engine and of torch."""
@@ -92,14 +94,21 @@ class NativeRegion(NativeModule):
         if not all(readable(x) and x.dim() == 4 and len(x) == len(inputs[0]) for x in inputs):
             return None
         shapes = _shapes(inputs)
-        if shapes not in self._programs:
-            try:
-                self._programs[shapes] = self._compile(shapes, self.images, inputs[0].shape[0])
-            except NotOnGridError:
-                self._programs[shapes] = None
-            while len(self._programs) > MAX_PROGRAMS:
-                self._programs.popitem(last=False)
-        return self._programs[shapes]
+        try:
+            return self._programs[shapes]
+        except KeyError:  # by now another thread may have compiled it
+            with self._lock:
+                return self._programs[shapes] if shapes in self._programs else self._new_program(shapes, len(inputs[0]))
+
+    def _new_program(self, shapes: Shapes, batch: int) -> Program | None:
+        try:
+            program = self._compile(shapes, self.images, batch)
+        except NotOnGridError:
+            program = None
+        self._programs[shapes] = program
+        while len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         program = self.program(list(inputs))
