@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from autosparse.kernels.library import Engine
 from autosparse.serving.capture import Examples
 from autosparse.serving.linear import PackedLinear
-from autosparse.serving.native import LayerChoice, NativeRegion
+from autosparse.serving.native import LayerChoice, NativeModule, NativeRegion
+
+_LIVE: WeakSet[Deployed] = WeakSet()
 
 
 class Deployed(nn.Module):
@@ -20,6 +24,14 @@ class Deployed(nn.Module):
         super().__init__()
         self.module, self.threads, self.notes = module, threads, notes
         super().train(False)
+        _LIVE.add(self)
+
+    def use_one_thread(self) -> None:
+        """In a forked child, which has none of its parent's OpenMP threads."""
+        self.threads = 1
+        for part in self.modules():
+            if isinstance(part, NativeModule):
+                part.use_one_thread()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         with torch.no_grad():
@@ -56,3 +68,15 @@ class Deployed(nn.Module):
         for handle in handles:
             handle.remove()
         return choices + [part.choice() for part in self.modules() if isinstance(part, PackedLinear)]
+
+
+def _after_fork() -> None:
+    """OpenMP would wait for threads that the child does not have, in torch's operations as in ours."""
+    if _LIVE:
+        torch.set_num_threads(1)
+        for deployed in list(_LIVE):
+            deployed.use_one_thread()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

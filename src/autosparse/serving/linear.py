@@ -3,7 +3,6 @@ natively dense for a few tokens, or by torch."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from ctypes import byref
 from functools import partial
@@ -56,8 +55,8 @@ class PackedLinear(NativeModule):
         join: Callable[[Tensor, Tensor], Tensor] = torch.add,
         rank: int | None = None,
     ) -> None:
-        super().__init__()
-        self.name, self.engine, self.threads, self.low, self.high = name, engine, threads, low, high
+        super().__init__(threads)
+        self.name, self.engine, self.low, self.high = name, engine, low, high
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
         self.join = join  # adds `other` in torch
@@ -69,7 +68,6 @@ class PackedLinear(NativeModule):
         self._ways: dict[int, str] = {}  # by number of tokens
         self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
         self._memory: list[Tensor] = []
-        self._lock = threading.Lock()  # for new entries of the above
         self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), low, high)
 
     def ways(self, tokens: int) -> list[str]:

@@ -49,6 +49,16 @@ class LayerChoice:
 class NativeModule(nn.Module):
     """A module that points to packed memory, and so cannot be copied."""
 
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.threads = threads
+        self._lock = threading.Lock()  # for new entries of caches
+
+    def use_one_thread(self) -> None:
+        """In a forked child: the other threads are gone, and so is one that may have held the lock."""
+        self.threads = 1
+        self._lock = threading.Lock()
+
     def __deepcopy__(self, memo: object) -> NativeModule:
         raise RuntimeError("a deployed model cannot be copied; deploy the plain model again")
 
@@ -60,14 +70,19 @@ class NativeRegion(NativeModule):
     """Runs a region natively; `plain` is the same in torch, for inputs that the engine cannot take."""
 
     def __init__(self, region: Region, plain: nn.Module, engine: Engine, threads: int) -> None:
-        super().__init__()
+        super().__init__(threads)
         self.region = fuse(region)
         self.plain = plain
-        self.engine, self.threads = engine, threads
+        self.engine = engine
         self.images = 1
         self.variants: dict[int, Variant] = first_guess(self.region)
         self._programs: OrderedDict[Shapes, Program | None] = OrderedDict()
-        self._lock = threading.Lock()  # for new programs
+
+    def use_one_thread(self) -> None:
+        super().use_one_thread()
+        for program in self._programs.values():
+            if program is not None:
+                program.use_one_thread()
 
     def measure(self, inputs: list[Tensor]) -> tuple[float, float]:
         """Choose for inputs like these; returns the least seconds of the engine and of torch."""

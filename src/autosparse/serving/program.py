@@ -26,7 +26,8 @@ HUGE_PAGE_FLOATS = HUGE_PAGE // FLOAT_BYTES
 def arena(floats: int) -> Tensor:
     """Zeros on huge pages where the system has them: a tile touches as many pages as there are channels."""
     size = -(-floats * FLOAT_BYTES // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE
-    memory = mmap.mmap(-1, size)
+    # private: a forked child would otherwise compute in its parent's memory
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     mapped = torch.frombuffer(memory, dtype=torch.float32)
@@ -69,6 +70,11 @@ class Program:
         self._in_use: dict[int, PreparedOp] = {}
         self._lay_out(variants)
         self._allocate()
+
+    def use_one_thread(self) -> None:
+        """In a forked child."""
+        self.threads = 1
+        self._lock = threading.Lock()
 
     def _lay_out(self, variants: dict[int, Variant]) -> None:
         """Operations in order; a value's planes are free again after its last reader."""

@@ -30,6 +30,10 @@ class NativeDecoder:
         self._spare: list[DecoderProgram] = []
         self._lock = threading.Lock()
 
+    def use_one_thread(self) -> None:
+        """In a forked child; spare programs are for more threads."""
+        self.threads, self._spare, self._lock = 1, [], threading.Lock()
+
     def takes(self, source: Tensor, positions: int) -> bool:
         """Whether there is something to translate, and room for a translation of this length."""
         if source.dim() != 2 or source.numel() == 0:

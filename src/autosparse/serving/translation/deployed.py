@@ -31,6 +31,11 @@ class DeployedTransformer(Deployed):
             else:
                 notes.append("the native decoder computes something else than the model; translations are decoded in torch")
 
+    def use_one_thread(self) -> None:
+        super().use_one_thread()
+        if self.decoder is not None:
+            self.decoder.use_one_thread()
+
     @torch.no_grad()
     def generate(self, source: Tensor, start_id: int, end_id: int, max_length: int = 128) -> Tensor:
         """The plain model's `generate`, natively if there is room for so long a translation."""
