@@ -20,6 +20,7 @@ from autosparse.experiments import runner
 from autosparse.experiments.grid import Cell
 from autosparse.experiments.progress import Clock, line_of
 from autosparse.experiments.runner import Interrupted, Outcome, divide, run_cells, with_threads
+from autosparse.training.lock import FolderLock
 from autosparse.training.machine import cores
 
 from .parts import small
@@ -136,6 +137,16 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"no recipe\.yaml, so it is no run of ours"):
         run_cells([made("a")], tmp_path)
+
+
+@pytest.mark.usefixtures("pretend")
+def test_two_comparisons_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with FolderLock(tmp_path) as owner:
+        owner.take()
+        with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on"):
+            run_cells([made("a")], tmp_path)
+        assert not (tmp_path / "a").exists()
+    assert run_cells([made("a")], tmp_path)["a"].status == "done"
 
 
 @pytest.mark.usefixtures("pretend")

@@ -19,6 +19,7 @@ from autosparse.experiments.grid import Cell
 from autosparse.recipes.loading import differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import RunFolder
+from autosparse.training.lock import FolderLock
 from autosparse.training.machine import cores
 
 State = Literal["new", "unfinished", "done"]
@@ -74,6 +75,13 @@ def run_cells(
     cells: Sequence[Cell], folder: Path, jobs: int | None = None, listen: Listener | None = None
 ) -> dict[str, Outcome]:
     """Run what is not done yet; a failing run does not stop the others."""
+    survey(cells, folder)  # what is refused leaves nothing behind
+    with FolderLock(folder) as lock:
+        lock.take()
+        return _run_owned(cells, folder, jobs, listen)
+
+
+def _run_owned(cells: Sequence[Cell], folder: Path, jobs: int | None, listen: Listener | None) -> dict[str, Outcome]:
     states = survey(cells, folder)
     waiting = [cell for cell in cells if states[cell.name] != "done"]
     at_once, threads = divide(usual_jobs(cells) if jobs is None else jobs, len(waiting), cores())

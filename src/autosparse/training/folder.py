@@ -14,6 +14,7 @@ from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
 from autosparse.recipes.yaml_text import read_block
+from autosparse.training import lock
 
 FORMAT, VERSION = "autosparse run", 1
 STATUSES = {
@@ -42,7 +43,8 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        return self.path.exists() and any(self.path.iterdir())
+        """Whether anything is here but a lock."""
+        return self.path.exists() and any(entry.name != lock.NAME for entry in self.path.iterdir())
 
     @property
     def stillborn(self) -> bool:

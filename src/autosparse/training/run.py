@@ -22,6 +22,7 @@ from autosparse.recipes.loading import differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build, machine, randomness
 from autosparse.training.folder import RunFolder
+from autosparse.training.lock import FolderLock
 from autosparse.training.loop import fit
 from autosparse.training.processes import Processes, joined, spread
 from autosparse.training.progress import Progress, choose_progress
@@ -58,21 +59,25 @@ class _Runner:
     def train_recipe(self, recipe: Recipe, path: Path, resume: bool) -> dict[str, Any]:
         """Train the recipe, after a dense model of the same length if it asks for one."""
         folder = RunFolder(path)
-        self.processes.once(lambda: claim(folder, recipe, resume))
-        if folder.done:
-            return read_json(folder.result)
+        with FolderLock(path) as lock:
+            self.processes.once(lambda: claim(folder, recipe, resume, lock))
+            if folder.done:
+                return read_json(folder.result)
+            return self._train_claimed(recipe, folder)
+
+    def _train_claimed(self, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
         data = open_data(recipe.data, seed=recipe.seed, rank=self.processes.rank, world=self.processes.world)
         try:
             self._describe(folder, recipe, data)
             base = None
             if recipe.train.dense_beside:
-                dense = self.train_dense_baseline(recipe, RunFolder(path / "dense"), data)
+                dense = self.train_dense_baseline(recipe, RunFolder(folder.path / "dense"), data)
                 base = float(read_json(dense.result)["accuracy"])
             reference = self.reference(recipe, folder, data)
             return self.train_one(recipe, folder, data, build.make_method(recipe, reference), base=base)
         except Stopped as stopped:
             self._close(folder, "stopped", str(stopped))
-            raise Stopped(f"{stopped}; go on with: autosparse train --resume --out {path}", stopped.code) from None
+            raise Stopped(f"{stopped}; go on with: autosparse train --resume --out {folder.path}", stopped.code) from None
         except (ValueError, TypeError, RuntimeError, OSError) as error:
             self._close(folder, "failed", str(error))
             raise
@@ -175,12 +180,21 @@ class _Runner:
             folder.update_info(status=status, message=message)
 
 
-def claim(folder: RunFolder, recipe: Recipe, resume: bool) -> None:
+def claim(folder: RunFolder, recipe: Recipe, resume: bool, lock: FolderLock) -> None:
+    """Own the folder, unless its run is done or another process owns it."""
+    if lock.file.exists() and not folder.done:  # else nothing is left in a folder that is refused
+        lock.take()
+    check_claim(folder, recipe, resume)
+    if not folder.done:
+        lock.take()
+        check_claim(folder, recipe, resume)  # another process may have been here in the meantime
+
+
+def check_claim(folder: RunFolder, recipe: Recipe, resume: bool) -> None:
     """Refuse a folder that holds another run, or a resume that would change one."""
     if not folder.exists or (folder.stillborn and not resume):
         if resume:
             raise ValueError(f"there is nothing to resume in {folder.path}: start the run without --resume")
-        folder.path.mkdir(parents=True, exist_ok=True)
         return
     if not resume:
         raise ValueError(f"{folder.path} exists already: go on with --resume, or choose another folder with --out")
