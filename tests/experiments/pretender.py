@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from autosparse.training.signals import stop_with_parent
+
 LAYERS = ("conv1", "conv2", "fc")
 EPOCHS = 4
 
@@ -47,6 +49,7 @@ resumed = "--resume" in sys.argv
 run.mkdir(parents=True, exist_ok=True)
 (run / "recipe.yaml").write_text(recipe_file.read_text())
 signal.signal(signal.SIGTERM, save)
+stop_with_parent()
 (run / "begun").write_text(os.environ["OMP_NUM_THREADS"])
 if recipe["description"] == "fail" and not resumed:
     print("error: the loss is nan", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,12 +21,24 @@ from autosparse.experiments import runner
 from autosparse.experiments.grid import Cell
 from autosparse.experiments.progress import Clock, line_of
 from autosparse.experiments.runner import Interrupted, Outcome, divide, run_cells, with_threads
+from autosparse.recipes.loading import dump_recipe
 from autosparse.training.lock import FolderLock
 from autosparse.training.machine import cores
 
 from .parts import small
 
 PRETENDER = str(Path(__file__).with_name("pretender.py"))
+COMPARISON = """
+import sys
+from pathlib import Path
+from autosparse.experiments import runner
+from autosparse.experiments.grid import Cell
+from autosparse.recipes.loading import load_recipe
+
+pretender, recipe, folder = sys.argv[1:]
+runner.train_command = lambda recipe_file, run, resume: [sys.executable, pretender, str(recipe_file), str(run)]
+runner.run_cells([Cell("a", load_recipe(recipe))], Path(folder), jobs=1)
+"""
 
 
 @pytest.fixture
@@ -46,6 +59,13 @@ def ctrl_c() -> Iterator[None]:
 
 def made(name: str, does: str = "", **changes: object) -> Cell:
     return Cell(name, small(**{"name": name, "description": does, "train": {"epochs": 3}, **changes}))
+
+
+def wait_for(file: Path, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < until, f"{file} never came"
+        time.sleep(0.02)
 
 
 def test_cores_are_divided() -> None:
@@ -155,8 +175,7 @@ def test_a_signal_stops_the_runs_which_save_and_go_on_later(tmp_path: Path, kind
     cells = [made("a", "wait"), made("b", "wait"), made("c")]
 
     def when_begun() -> None:
-        while not (tmp_path / "a" / "begun").exists():
-            time.sleep(0.02)
+        wait_for(tmp_path / "a" / "begun")
         os.kill(os.getpid(), kind)
 
     watcher = threading.Thread(target=when_begun)
@@ -171,6 +190,21 @@ def test_a_signal_stops_the_runs_which_save_and_go_on_later(tmp_path: Path, kind
     assert outcome["a"].result is not None
     assert outcome["a"].result["resumed"]
     assert outcome["c"].status == "done"
+
+
+@pytest.mark.usefixtures("pretend")
+def test_the_runs_of_a_killed_comparison_save_and_end(tmp_path: Path) -> None:
+    cell = made("a", "wait")
+    recipe = tmp_path / "waiting.yaml"
+    recipe.write_text(dump_recipe(cell.recipe))
+    comparison = subprocess.Popen([sys.executable, "-c", COMPARISON, PRETENDER, str(recipe), str(tmp_path / "out")])
+    wait_for(tmp_path / "out" / "a" / "begun")
+    comparison.kill()
+    comparison.wait()
+    wait_for(tmp_path / "out" / "a" / "saved", seconds=20)  # it would have slept for a minute
+    outcome = run_cells([cell], tmp_path / "out")["a"]
+    assert outcome.result is not None
+    assert outcome.result["resumed"]
 
 
 def test_lines_tell_the_time_left() -> None:

@@ -39,8 +39,9 @@ def run(
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.run import train
     from autosparse.training.session import Diverged
-    from autosparse.training.signals import Stopped
+    from autosparse.training.signals import Stopped, stop_with_parent
 
+    stop_with_parent()
     if recipe is None and resume and out is not None and (out / "recipe.yaml").exists():
         recipe = str(out / "recipe.yaml")
     chosen = load_recipe(recipe or DEFAULT, changes)

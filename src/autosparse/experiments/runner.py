@@ -21,6 +21,7 @@ from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import RunFolder
 from autosparse.training.lock import FolderLock
 from autosparse.training.machine import cores
+from autosparse.training.signals import HELD_STDIN
 
 State = Literal["new", "unfinished", "done"]
 POLL = 0.05  # seconds between looks at the running processes
@@ -104,6 +105,7 @@ def _run_owned(cells: Sequence[Cell], folder: Path, jobs: int | None, listen: Li
                     running[_start(cell, folder, threads, states[cell.name])] = cell
                 for process in [process for process in running if process.poll() is not None]:
                     cell = running.pop(process)
+                    process.communicate()  # closes its stdin
                     settle(cell, _outcome(process.returncode, cell, folder))
                 time.sleep(POLL)
         except KeyboardInterrupt:
@@ -129,10 +131,10 @@ def _start(cell: Cell, folder: Path, threads: int, state: State) -> subprocess.P
     with log.open("ab") as output:
         return subprocess.Popen(
             train_command(recipe_file, run, state == "unfinished"),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # the system closes it when we die, even if we are killed
             stdout=output,
             stderr=output,
-            env={**os.environ, "OMP_NUM_THREADS": str(recipe.train.threads or threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(recipe.train.threads or threads), HELD_STDIN: "1"},
             start_new_session=True,
         )
 
@@ -179,7 +181,8 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         for process in processes:
             process.kill()
-            process.wait()
+    for process in processes:
+        process.communicate()
 
 
 def state_of(folder: Path, recipe: Recipe) -> State:

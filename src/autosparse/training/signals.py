@@ -1,13 +1,27 @@
-"""Ctrl-C and SIGTERM ask a run to stop; it saves first."""
+"""Ctrl-C, SIGTERM and the death of the comparison that started it ask a run to stop; it saves first."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
 ASKING = (signal.SIGINT, signal.SIGTERM)
+HELD_STDIN = "AUTOSPARSE_HELD_STDIN"  # set for processes whose parent keeps their stdin open as long as it lives
+
+
+def stop_with_parent() -> None:
+    """Send this process SIGTERM when its parent dies, if the parent holds its stdin; a killed parent cannot do so itself."""
+    if os.environ.pop(HELD_STDIN, None):
+        threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+
+
+def _stop_at_end_of_stdin() -> None:
+    while os.read(0, 1024):  # not sys.stdin, whose lock would be held when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Stopped(RuntimeError):
