@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from autosparse.experiments.runner import state_of
 from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training.run import train
@@ -140,6 +144,29 @@ def test_a_run_that_failed_before_it_saved_may_be_started_again(fresh_workshop: 
     assert run("r")["epochs"] == 2
     with pytest.raises(ValueError, match="exists already"):
         run("r")
+
+
+def test_a_run_killed_while_it_wrote_its_first_file_may_be_started_again(fresh_workshop: Workshop) -> None:
+    killer = "import os, signal; os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    script = killer + "import sys; from autosparse import cli; cli.main(sys.argv[1:])"
+    command = [sys.executable, "-c", script, "train", "tiny.yaml", "--no-report", "--quiet", "--out", "r"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    left = sorted(path.name for path in Path("r").iterdir())
+    assert len(left) == 2  # the lock, and the recipe under its temporary name
+    assert left[1].startswith(".recipe.yaml.")
+    with pytest.raises(ValueError, match="nothing to resume in r: start the run without --resume"):
+        run("r", resume=True)
+    assert state_of(Path("r"), recipe()) == "new"
+    assert run("r")["epochs"] == 2
+
+
+@pytest.mark.parametrize("name", ["notes.tmp", ".notes.tmp", ".lock"])
+def test_hidden_and_temporary_files_of_others_are_respected(fresh_workshop: Workshop, name: str) -> None:
+    Path("r").mkdir()
+    (Path("r") / name).write_text("mine")
+    with pytest.raises(ValueError, match="r exists already"):
+        run("r")
+    assert [path.name for path in Path("r").iterdir()] == [name]
 
 
 def test_clipping_leaves_thresholds_out(fresh_workshop: Workshop) -> None:

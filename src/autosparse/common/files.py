@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -112,6 +113,11 @@ def refuse_existing(path: Path, force: bool) -> None:
         raise ValueError(f"{path} is a folder; give the name of a file")
     if path.exists() and not force:
         raise ValueError(f"{path} exists already: give another name, or replace it with --force (force=True)")
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is a temporary name of ours, which a process that was killed has left behind."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) is not None
 
 
 def _beside(path: Path) -> Path:

@@ -189,7 +189,7 @@ def state_of(folder: Path, recipe: Recipe) -> State:
     """Whether the run has to be started, resumed or skipped; a folder of another recipe is refused with the difference."""
     stored = stored_recipe(folder)
     if stored is None:
-        if folder.exists() and any(folder.iterdir()):
+        if RunFolder(folder).exists:
             raise ValueError(f"{folder} exists but holds no recipe.yaml, so it is no run of ours; choose another --out")
         return "new"
     changes = differences(_essence(stored), _essence(recipe))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autosparse.common.files import kind_of, plain_value, read_json, read_text, write_json, write_text
+from autosparse.common.files import is_unfinished, kind_of, plain_value, read_json, read_text, write_json, write_text
 from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
@@ -43,8 +43,10 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether anything is here but a lock."""
-        return self.path.exists() and any(entry.name != lock.NAME for entry in self.path.iterdir())
+        """Whether anything is here but what a run leaves that was killed before it wrote its first file."""
+        if not self.path.exists():
+            return False
+        return any(entry.name != lock.NAME and not is_unfinished(entry) for entry in self.path.iterdir())
 
     @property
     def stillborn(self) -> bool:
