@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,15 @@ def test_hidden_and_temporary_files_of_others_are_respected(fresh_workshop: Work
     with pytest.raises(ValueError, match="r exists already"):
         run("r")
     assert [path.name for path in Path("r").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("rate", ["0.05", "1e30"])
+def test_no_thread_outlives_a_run_whether_it_ends_well_or_fails(fresh_workshop: Workshop, rate: str) -> None:
+    run("first", "train.dense_beside=true")  # libraries may start threads that stay when they are first used
+    before = set(threading.enumerate())
+    with pytest.raises(Diverged) if rate == "1e30" else nullcontext():
+        run("r", f"optimizer.lr={rate}", "train.clip=null", "train.epochs=6", "train.dense_beside=true")
+    assert set(threading.enumerate()) == before
 
 
 def test_clipping_leaves_thresholds_out(fresh_workshop: Workshop) -> None:

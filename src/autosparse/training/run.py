@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,20 @@ class _Runner:
         base: float | None = None,
     ) -> dict[str, Any]:
         """Train one model and leave its plain weights and its figures in the folder."""
-        session = self._session(recipe, folder, data, method)
+        with closing(self._session(recipe, folder, data, method)) as session:
+            content = self._train_session(session, epochs or recipe.train.epochs, base)
+        self._close(folder, "done", "")
+        self.processes.wait()
+        return content
+
+    def _train_session(self, session: Session, epochs: int, base: float | None) -> dict[str, Any]:
+        recipe, folder, data = session.recipe, session.folder, session.data
         if session.sp is not None and self.processes.leads:
             folder.update_info(layers=[layer.name for layer in session.sp.layers])
         if not session.resume():
             show_data(session)
         self.processes.once(lambda: folder.forget_after(session.position.epoch))
-        fit(session, epochs or recipe.train.epochs)
+        fit(session, epochs)
         plain = finished_model(session)
         settings = {"padding_id": data.padding_id, "precision": recipe.train.precision, "processes": self.processes}
         score = validate(plain, data.validation, session.device, **settings)  # type: ignore[arg-type]
@@ -129,8 +137,6 @@ class _Runner:
         if self.processes.leads:
             save_model(plain, folder.model)
             write_json(folder.result, content)
-        self._close(folder, "done", "")
-        self.processes.wait()
         return content
 
     def _session(self, recipe: Recipe, folder: RunFolder, data: Data, method: Method | None) -> Session:

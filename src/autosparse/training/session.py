@@ -146,6 +146,11 @@ class Session:
                     self._board.add_scalar(name, value, line["step"])
             self._board.flush()
 
+    def close(self) -> None:
+        """End the thread that writes for TensorBoard."""
+        if self._board is not None:
+            self._board.close()
+
     def check_loss(self) -> None:
         """Stop at a NaN or infinite loss."""
         if not bool(torch.isfinite(self.loss_sum)):
