@@ -114,7 +114,8 @@ class SoftThreshold(Gated):
             self.register_buffer("threshold", start)
         self._counted = (-1, -1, 0)  # versions of weight and threshold, and their active weights
         self.function = function
-        self.backward_sparsity = backward_sparsity
+        self._outside_backward = int(backward_sparsity * weight.numel())  # floor(b n) weights receive nothing while pruned
+        self._backward_density = 1 - self._outside_backward / max(1, weight.numel())
         self.reach: Tensor | None
         self.register_buffer("reach", torch.zeros(1, dtype=dtype, device=weight.device) if backward_sparsity else None)
 
@@ -169,7 +170,7 @@ class SoftThreshold(Gated):
         return "all" if self.backward_bound is None else "mask"
 
     def gradient_floor(self) -> float:
-        return 1 - self.backward_sparsity if self.is_open else 0.0
+        return self._backward_density if self.is_open else 0.0
 
     def gradient_mask(self, weight: Tensor) -> Tensor:
         assert self.backward_bound is not None
@@ -185,8 +186,7 @@ class SoftThreshold(Gated):
     def refresh_backward_bound(self, weight: Tensor) -> None:
         """Let the top-B set have n - floor(b * n) weights."""
         if self.backward_bound is not None:
-            excluded = int(self.backward_sparsity * weight.numel())
-            bound = kth_smallest(weight.detach().abs(), excluded + 1)
+            bound = kth_smallest(weight.detach().abs(), self._outside_backward + 1)
             assign(self.backward_bound, bound.to(self.backward_bound.dtype).reshape(1))
 
 

@@ -33,6 +33,7 @@ class Case:
     scores: bool = False
     rounds: int = 1
     epochs: int = EPOCHS  # of one round; release 0.1 was told those of all rounds for cs, 6
+    corrected: Mapping[str, float] = field(default_factory=dict)  # figures that 0.1 counted wrongly
 
 
 TUNED = AutoTune(epochs=4, tolerance=0.02, up=0.1, down=0.05, reference=REFERENCE)
@@ -40,7 +41,12 @@ CASES = {
     "autosparse-target": Case("autosparse", {"alpha": 0.75, "zero_epoch": 5, "start_sparsity": 0.2, "target_sparsity": 0.6}),
     "autosparse-autotune": Case("autosparse", {"autotune": TUNED, "start_sparsity": 0.2, "zero_epoch": 5}),
     "autosparse-channel": Case("autosparse", {"threshold": "channel", "g": "exp", "start_sparsity": 0.6}, "adamw"),
-    "autosparse-backward": Case("autosparse", {"backward_sparsity": 0.3, "dense_grad_every": 2, "schedule": "linear"}),
+    # 0.1 took 1 - b for the share of weights that receive a gradient: 0.7 for 26 of 36
+    "autosparse-backward": Case(
+        "autosparse",
+        {"backward_sparsity": 0.3, "dense_grad_every": 2, "schedule": "linear"},
+        corrected={"train_fraction": 0.6469068171757415},
+    ),
     "rigl": Case("rigl", {"sparsity": 0.75, "update_every": 4}, "adamw"),
     "dsr": Case("dsr", {"sparsity": 0.75, "update_every": 2, "threshold": 0.02}),
     "snfs": Case("snfs", {"sparsity": 0.75}),

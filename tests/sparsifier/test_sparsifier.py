@@ -161,6 +161,27 @@ def test_ledger_of_back_sparse_and_infrequent_gradients(loop, fields, alpha, exp
     assert run.sp.cost.train_fraction == pytest.approx(expected(density) / 3)
 
 
+def test_the_ledger_counts_whole_weights_of_the_backward_set(loop):
+    # 21 weights, b = 0.6: floor(12.6) = 12 are outside, 9 receive a gradient; 4 are active
+    method = AutoSparse(alpha=0.5, schedule="constant", backward_sparsity=0.6, start_sparsity=17 / 21)
+    run = loop(nn.Linear(7, 3, bias=False), method, epochs=1, steps=5, lr=0.0, shape=(7,))
+    assert run.sp.densities() == [4 / 21]
+    run.epoch()
+    assert run.sp.cost.train_fraction == pytest.approx((4 + 4 + 9) / 63)
+
+
+def test_the_ledger_counts_the_weight_gradient_of_an_escaped_layer_as_sparse(loop):
+    method = AutoSparse(alpha=0.5, schedule="constant", start_sparsity=0.5)
+    run = loop(nn.Linear(10, 30, bias=False), method, epochs=1, steps=5, lr=0.0, guard_every=1)
+    with torch.no_grad():
+        run.sp.layers[0].stored[0, 0] = 100.0
+    density = run.sp.densities()[0]
+    for _ in range(5):
+        run.step()
+    # the guard looks after the first step, which still was dense
+    assert run.sp.cost.train_fraction == pytest.approx((5 * 2 * density + 1 + 4 * density) / 15)
+
+
 def test_baseline_epochs_and_the_exact_convention(loop):
     options = {"epochs": 4, "steps": 5, "lr": 0.0}
     plain = loop(nn.Linear(10, 30, bias=False), STR(), **options)
