@@ -113,6 +113,26 @@ def test_backward_sparsity_gives_gradients_to_the_largest_and_to_every_active_we
     assert layer.stored.grad[layer.active()].ne(0).all(), "B is never smaller than the active set"
 
 
+def test_the_backward_set_is_renewed_only_for_steps_whose_gate_is_open(loop):
+    method = AutoSparse(
+        alpha=0.5, schedule="constant", zero_epoch=1, dense_grad_every=3, backward_sparsity=0.6, start_sparsity=0.5
+    )
+    run = loop(nn.Linear(10, 30), method, epochs=3, steps=6)
+    layer = run.sp.layers[0]
+
+    def is_fresh():
+        return layer.parametrization.backward_bound.item() == layer.weight().abs().flatten().sort().values[180]
+
+    fresh = []
+    for _ in range(3):
+        for _ in range(6):
+            fresh.append((run.sp.step, is_fresh()))
+            run.step()
+        run.sp.end_epoch()
+    # gates are open at steps 0 and 3; the set for step 6 was made before the epoch's end closed the gate for good
+    assert [step for step, up_to_date in fresh if up_to_date] == [0, 3, 6]
+
+
 def test_two_models_have_independent_alphas(loop):
     first, second = loop(nn.Linear(10, 3), AutoSparse(alpha=0.9)), loop(nn.Linear(10, 3), AutoSparse(alpha=0.2))
     assert (first.sp.alpha, second.sp.alpha) == (0.9, 0.2)

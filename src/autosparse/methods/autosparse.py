@@ -128,7 +128,7 @@ class LearnedThreshold(Method):
             steer(layers, controller, sp.step, sp.held_floor, sp.generator)
             if sp.step == sp.total_steps:
                 self._warn_if_missed(sp)
-        if self._backward_sparsity():
+        if self.gate(sp):  # nobody reads the backward set of a step whose gate is closed
             refresh_reach(layers)
 
     def notes(self, sp: Run) -> list[str]:
