@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autosparse import Sparsifier, distributions, sparsify
+from autosparse import Sparsifier, SparsityWarning, distributions, sparsify
 from autosparse.methods.dsr import DSR
 from autosparse.methods.families.budget import Budgeted
 from autosparse.methods.families.fixed_mask import mask_of
+from autosparse.methods.gmp import GMP
 from autosparse.methods.mest import MEST
 from autosparse.methods.random import Random
 from autosparse.methods.rigl import RigL
@@ -241,3 +243,31 @@ def test_every_field_is_among_those_tried() -> None:
 def test_bad_fields_are_refused(kind: type[Budgeted], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**fields)
+
+
+# In runs of 5 epochs of 4 steps. With the value that the warning names, the first regular update comes at `step`.
+@pytest.mark.parametrize(
+    ("method", "field", "most", "step"),
+    [
+        (RigL(), "update_every", 14, 14),  # at update_end, 0.75 of 20, nothing would be replaced any more
+        (SET(update_every=20), "update_every", 19, 19),
+        (DSR(), "update_every", 5, 5),  # the period doubles after a quarter of the run
+        (GMP(), "update_every", 11, 15),  # between the ends of the ramp, steps 4 and 16
+        (MEST(), "update_epochs", 3, 12),  # the last stage ends at 3.75 epochs
+    ],
+)
+def test_runs_too_short_for_an_update_warn_with_the_number_to_set(method: Budgeted, field: str, most: int, step: int) -> None:
+    message = f"{method.about.name} makes no regular update of its masks in this run: {field} is {getattr(method, field)}; "
+    with pytest.warns(SparsityWarning, match=f"{message}set {field} to at most {most}$"):
+        start(method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SparsityWarning)
+        sp, optimizer = start(dataclasses.replace(method, **{field: most}))
+    train(sp, optimizer, step)
+    assert isinstance(sp.method, Budgeted)
+    assert sp.method.due(sp)
+
+
+def test_a_run_of_two_steps_can_only_be_made_longer() -> None:
+    with pytest.warns(SparsityWarning, match="update_every is 1000; train for more steps"):
+        sparsify(deep_net(), DSR(), epochs=1, steps_per_epoch=2)

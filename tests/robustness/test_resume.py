@@ -144,9 +144,10 @@ def test_a_finalized_run_takes_no_state() -> None:
     [
         (STR(), "g", {"g": "exp"}),
         (AutoSparse(), "alpha", {"alpha": 0.5}),
-        (autosparse.method("mest", sparsity=0.5), "mutation", {"mutation": (0.1, 0.05)}),  # a default that the method works out
+        # a default that the method works out
+        (autosparse.method("mest", sparsity=0.5, update_epochs=1), "mutation", {"mutation": (0.1, 0.05)}),
         (autosparse.method("topkast+ga"), "ga", {"ga": autosparse.GradientAnnealing(alpha=0.5)}),
-        (autosparse.method("rigl", sparsity=0.5), "update_end", {"update_end": 0.5}),
+        (autosparse.method("rigl", sparsity=0.5, update_every=2), "update_end", {"update_end": 0.5}),
     ],
 )
 def test_a_field_that_a_state_does_not_mention_counts_as_its_default(method: Method, field: str, other: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
 from autosparse.methods.families.base import About, Run, require
-from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.budget import Budgeted, warn_if_never_due
 from autosparse.methods.families.drop_grow import apportion, grow, highest
 from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
 from autosparse.methods.registry import register
@@ -45,14 +47,24 @@ class DSR(Budgeted):
         require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
         require(all(0 < at < 1 for at in self.doublings), f"doublings = {self.doublings}; parts of the run between 0 and 1")
 
+    def check(self, sp: Run) -> None:
+        super().check(sp)
+        total = sp.total_steps
+        if not any(self._is_due_at(step, total) for step in range(self.update_every, total, self.update_every)):
+            before_doubling = math.floor(min((self.update_end, *self.doublings)) * total)
+            warn_if_never_due(self, "update_every", self.update_every, min(before_doubling, total - 1))
+
     def start(self, sp: Run) -> None:
         super().start(sp)
         sp.memory["threshold"] = self.threshold
 
     def due(self, sp: Run) -> bool:
-        progress = sp.step / sp.total_steps
+        return self._is_due_at(sp.step, sp.total_steps)
+
+    def _is_due_at(self, step: int, total: int) -> bool:
+        progress = step / total
         every = self.update_every * 2 ** sum(progress > at for at in self.doublings)
-        return 0 < sp.step < sp.total_steps and sp.step % every == 0 and progress <= self.update_end
+        return 0 < step < total and step % every == 0 and progress <= self.update_end
 
     def renew(self, sp: Run) -> None:
         dense = self.dense_inside(sp)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
 from autosparse.methods.families.base import About, Run, require
-from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.budget import Budgeted, warn_if_never_due
 from autosparse.methods.families.drop_grow import drop, grow
 from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
 from autosparse.methods.registry import register
@@ -56,6 +58,10 @@ class MEST(Budgeted):
     def _mutation(self) -> tuple[float, ...]:
         assert self.mutation is not None
         return self.mutation
+
+    def check(self, sp: Run) -> None:
+        super().check(sp)
+        warn_if_never_due(self, "update_epochs", self.update_epochs, math.ceil(max(self.stages, default=0) * sp.epochs) - 1)
 
     def mutation_at(self, step: int, total: int) -> float:
         """p of the stage that a step lies in; 0 after the last stage."""

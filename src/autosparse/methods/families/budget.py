@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autosparse.common.tensors import top_mask
+from autosparse.common.warnings import warn
 from autosparse.distributions import DISTRIBUTIONS, counts, distribute
 from autosparse.methods.families.base import Method, Run, Traits, first_and_last, require, require_sparsity
 from autosparse.methods.families.fixed_mask import hold_zeros, random_mask, set_mask
@@ -105,6 +106,13 @@ class Budgeted(Method):
             hold_zeros(sp)
         if self.when == "after" and self.due(sp):
             self.renew(sp)
+
+
+def warn_if_never_due(method: Method, field: str, value: int, most: int) -> None:
+    """Say at the start that the run ends before the first regular update; `most` is the largest value that it has room for."""
+    if value > most:
+        remedy = f"set {field} to at most {most}" if most >= 1 else "train for more steps"
+        warn(f"{method.about.name} makes no regular update of its masks in this run: {field} is {value}; {remedy}")
 
 
 def top_of_all(scores: Sequence[Tensor], count: int, keep_one: bool = False) -> list[Tensor]:

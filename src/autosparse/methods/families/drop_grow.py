@@ -12,7 +12,7 @@ from torch import Tensor
 from autosparse.common.tensors import top_mask
 from autosparse.layer import Layer
 from autosparse.methods.families.base import Run, require
-from autosparse.methods.families.budget import Budgeted
+from autosparse.methods.families.budget import Budgeted, warn_if_never_due
 from autosparse.methods.families.fixed_mask import mask_of, random_scores, set_mask
 from autosparse.schedules import cosine_fraction
 
@@ -83,6 +83,12 @@ class DropAndGrow(Budgeted):
         require(every is None or every >= 1, f"update_every = {every}; it must be at least 1 step, or None for an epoch")
         require(0 < self.drop_fraction < 1, f"drop_fraction = {self.drop_fraction}; allowed: 0 < drop_fraction < 1")
         require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
+
+    def check(self, sp: Run) -> None:
+        super().check(sp)
+        every, end = self.update_every or sp.steps_per_epoch, self.last_update(sp)
+        if every > end or every >= sp.total_steps:
+            warn_if_never_due(self, "update_every", every, math.ceil(end) - 1)  # at T_end itself RigL replaces nothing
 
     def due(self, sp: Run) -> bool:
         every = self.update_every or sp.steps_per_epoch

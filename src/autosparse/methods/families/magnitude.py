@@ -12,7 +12,7 @@ from autosparse.common.tensors import top_mask
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.families.base import Method, Run, require
-from autosparse.methods.families.budget import GLOBAL, Budgeted, count_of_all, top_of_all
+from autosparse.methods.families.budget import GLOBAL, Budgeted, count_of_all, top_of_all, warn_if_never_due
 from autosparse.methods.families.fixed_mask import mask_of
 
 
@@ -111,6 +111,11 @@ class CubicRamp(Periodic, Budgeted):
             0 <= self.begin < self.end <= 1,
             f"begin = {self.begin}, end = {self.end}; they are fractions of the run: 0 <= begin < end <= 1",
         )
+
+    def check(self, sp: Run) -> None:
+        super().check(sp)
+        first, last = self.window(sp)
+        warn_if_never_due(self, "update_every", self.period(sp), last - first - 1)
 
     def window(self, sp: Run) -> tuple[int, int]:
         """The steps of the first and of the last rise."""
