@@ -127,6 +127,12 @@ class MESTReference(Reference):
 
     soft = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gradients = {name: np.zeros(self.masks[name].shape) for name in self.active}
+        self.optimizer.buffers = {f"{name}.weight": np.zeros(self.masks[name].shape) for name in self.active}
+        self.after(0)
+
     def after(self, t: int) -> None:
         if t % STEPS_PER_EPOCH or t == TOTAL:
             return

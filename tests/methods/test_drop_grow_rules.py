@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autosparse import Sparsifier, sparsify
+from autosparse.common.tensors import random_stream
 from autosparse.methods.dsr import DSR
 from autosparse.methods.families.base import Method
 from autosparse.methods.families.drop_grow import apportion, drop, grow, highest, replace
@@ -292,6 +293,22 @@ def test_mest_importance_and_value_of_what_grows() -> None:
     assert pattern(sp)[0] == pattern(sp)[3] == "x"
     assert pattern(sp).count("x") == 4
     assert sp.layers[0].weight().tolist() == [[1, 0, 0, 4, 0, 0, 0, 0]]
+
+
+def test_mest_mutates_before_the_first_step() -> None:
+    # 4 of 8 weights are active at random; the smallest two of them go, two grow at random with a value of 0
+    method = MEST(sparsity=0.5, mutation=(0.25,), stages=(1.0,), update_epochs=1, dense_first=False)
+    model = nn.Sequential(nn.Linear(8, 1, bias=False)).double()
+    set_weight(model[0].weight, [1, 2, 3, 4, 5, 6, 7, 8])
+    generator = random_stream(0, "masks")
+    starting, growing = (torch.rand(1, 8, generator=generator)[0] for _ in range(2))
+    drawn = starting.topk(4).indices.tolist()
+    largest = sorted(drawn)[2:]
+    others = [place for place in range(8) if place not in largest]
+    grown = sorted(others, key=lambda place: -float(growing[place]))[:2]
+    sp = sparsify(model, method, epochs=4, steps_per_epoch=1)
+    assert mask_of(sp.layers[0])[0].nonzero().flatten().tolist() == sorted([*largest, *grown])
+    assert sp.layers[0].weight().tolist() == [[place + 1 if place in largest else 0 for place in range(8)]]
 
 
 def test_mest_never_sees_the_gradient_of_an_inactive_weight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,14 @@ from autosparse.methods.rigl import RigL
 from autosparse.methods.set_ import SET
 from autosparse.methods.snfs import SNFS
 
-METHODS: dict[str, type[Budgeted]] = {"set": SET, "snfs": SNFS, "dsr": DSR, "rigl": RigL, "random": Random, "mest": MEST}
+METHODS: dict[str, Callable[..., Budgeted]] = {
+    "set": SET,
+    "snfs": SNFS,
+    "dsr": DSR,
+    "rigl": RigL,
+    "random": Random,
+    "mest": partial(MEST, mutation=(0.0, 0.0)),  # a mutation at the start would replace the smallest weights
+}
 INITS: dict[str, Callable[[Tensor], object]] = {"uniform": nn.init.kaiming_uniform_, "normal": nn.init.kaiming_normal_}
 LARGEST_Z = 5  # standard deviations; chance gives one in a million more, and 3.2 is the largest of all values here
 

@@ -70,6 +70,10 @@ class MEST(Budgeted):
     def start_budget(self, sp: Run) -> dict[str, int]:
         return self.budget(sp, self.sparsity - self.mutation_at(0, 1)) if self.soft else self.budget(sp)
 
+    def start(self, sp: Run) -> None:
+        super().start(sp)
+        self.renew(sp)  # the authors' update at epoch 0: the smallest random weights move elsewhere
+
     def due(self, sp: Run) -> bool:
         step, total = sp.step, sp.total_steps
         # at a new stage too, so that EM&S arrives at the promised sparsity in a run of any length
@@ -91,4 +95,6 @@ class MEST(Budgeted):
     def importance(self, layer: Layer, sp: Run) -> Tensor:
         """|w| + lambda |G|, with the gradient of the last batch; pruned weights have a gradient of 0."""
         size = layer.weight().abs()
-        return size + self.gradient_weight * sp.gradient(layer).abs() if self.gradient_weight else size
+        if not self.gradient_weight or sp.step == 0:  # there is no gradient before the first step
+            return size
+        return size + self.gradient_weight * sp.gradient(layer).abs()
