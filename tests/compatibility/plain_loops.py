@@ -50,7 +50,7 @@ CASES = {
     "rigl": Case("rigl", {"sparsity": 0.75, "update_every": 4}, "adamw"),
     "dsr": Case("dsr", {"sparsity": 0.75, "update_every": 2, "threshold": 0.02}),
     "snfs": Case("snfs", {"sparsity": 0.75}),
-    "mest": Case("mest", {"sparsity": 0.75, "mutation": (0.1, 0.05), "update_epochs": 1}),
+    "mest": Case("mest", {"sparsity": 0.75, "mutation": (0.1, 0.05), "update_epochs": 1, "gradient_weight": 0.0}),
     "topkast": Case("topkast", {"sparsity": 0.75, "backward_sparsity": 0.5}, "adamw"),
     "gmp": Case("gmp", {"sparsity": 0.75, "update_every": 2}),
     "dns": Case("dns", {"c_rate": 0.0, "gamma": 0.01}),

@@ -295,6 +295,18 @@ def test_mest_importance_and_value_of_what_grows() -> None:
     assert sp.layers[0].weight().tolist() == [[1, 0, 0, 4, 0, 0, 0, 0]]
 
 
+def test_mest_ranks_by_magnitude_plus_gradient() -> None:
+    # one of |w| + |G| = 1 + 4, 2 + 0, 3 + 0, 4 + 0 goes: 2, not 1
+    method = MEST(sparsity=0.5, mutation=(0.125,), stages=(1.0,), update_epochs=1, dense_first=False)
+    sp = sparsify(nn.Sequential(nn.Linear(8, 1, bias=False)).double(), method, epochs=4, steps_per_epoch=1)
+    optimizer = torch.optim.SGD(sp.param_groups(), lr=0.0)
+    sp.bind(optimizer)
+    set_weight(sp.layers[0].stored, [1, 2, 3, 4, 0, 0, 0, 0])
+    mask_of(sp.layers[0]).copy_(booleans("xxxx....")[None])
+    step(sp, optimizer, [4, 0, 0, 0, 0, 0, 0, 0])
+    assert sp.layers[0].weight().tolist() == [[1, 0, 3, 4, 0, 0, 0, 0]]
+
+
 def test_mest_mutates_before_the_first_step() -> None:
     # 4 of 8 weights are active at random; the smallest two of them go, two grow at random with a value of 0
     method = MEST(sparsity=0.5, mutation=(0.25,), stages=(1.0,), update_epochs=1, dense_first=False)

@@ -35,7 +35,7 @@ class MEST(Budgeted):
     mutation: tuple[float, ...] | None = None
     stages: tuple[float, ...] = (0.5625, 0.75)
     update_epochs: int = 5
-    gradient_weight: float = 0.0
+    gradient_weight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
