@@ -1,4 +1,7 @@
-"""How a sparsity budget spreads over layers. Shapes are (out, in, *kernel); sparsity is the fraction of zeros."""
+"""How a sparsity budget spreads over layers. Shapes are (out, in, *kernel); sparsity is the fraction of zeros.
+
+Layers named in `dense` lie outside the budget, as in RigL's code: the others have `sparsity` among themselves.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,12 +37,12 @@ def uniform(shapes: Shapes, sparsity: float, dense: Collection[str] = ()) -> dic
 
 
 def er(shapes: Shapes, sparsity: float, dense: Collection[str] = ()) -> dict[str, float]:
-    """Erdos-Renyi: density in proportion to (in + out) / (in * out), whatever the kernel; exact overall."""
+    """Erdos-Renyi: density in proportion to (in + out) / (in * out), whatever the kernel; exact over the sparse layers."""
     return _random_graph(shapes, sparsity, dense, lambda shape: (shape[0] + shape[1]) / (shape[0] * shape[1]))
 
 
 def erk(shapes: Shapes, sparsity: float, dense: Collection[str] = ()) -> dict[str, float]:
-    """Erdos-Renyi-kernel: density in proportion to (in + out + kh + kw) / (in * out * kh * kw); exact overall."""
+    """Erdos-Renyi-kernel: density in proportion to (in + out + kh + kw) / (in * out * kh * kw); exact over sparse layers."""
     return _random_graph(shapes, sparsity, dense, lambda shape: sum(shape) / math.prod(shape))
 
 
@@ -54,23 +57,17 @@ def _random_graph(
                 f"layer {name!r} has shape {tuple(shapes[name])}; er and erk need (out, in, *kernel): "
                 "name it in dense, or use uniform"
             )
-    budget = (1.0 - sparsity) * sum(sizes.values())
-    held = sum(sizes[name] for name in shapes if name in dense)
-    if sparsity > 0.0 and held >= budget:
-        raise ValueError(
-            f"sparsity {sparsity} lets {budget:.0f} of {sum(sizes.values())} weights stay, "
-            f"but the dense layers alone hold {held}: lower the sparsity or name fewer dense layers"
-        )
+    budget, full = (1.0 - sparsity) * sum(sizes[name] for name in sparse), 0
     densities = dict.fromkeys(shapes, 1.0)
     scales = {name: scale_of(shapes[name]) for name in sparse}
     # A layer whose share exceeds all its weights becomes dense; what it cannot use raises the shares of the others.
     while sparse:
-        left = budget - sum(sizes[name] for name in shapes if name not in sparse)
-        share = left / sum(sizes[name] * scales[name] for name in sparse)
+        share = (budget - full) / sum(sizes[name] * scales[name] for name in sparse)
         fitting = [name for name in sparse if share * scales[name] <= 1.0]
         if len(fitting) == len(sparse):
             densities.update({name: share * scales[name] for name in sparse})
             break
+        full += sum(sizes[name] for name in sparse if name not in fitting)
         sparse = fitting
     return {name: 1.0 - density for name, density in densities.items()}
 

@@ -86,10 +86,11 @@ class MEST(Budgeted):
         grown = self.budget(sp, self.sparsity - p if self.soft else self.sparsity)
         for layer in sp.layers:
             active = mask_of(layer)
-            extra = int(torch.count_nonzero(active)) - pruned[layer.name]
+            count = int(torch.count_nonzero(active))
+            remaining = min(count, pruned[layer.name])
             # two masks in a row: a pruned weight that comes straight back starts at 0
-            set_mask(sp, layer, drop(active, self.importance(layer, sp), extra))
-            more = grown[layer.name] - pruned[layer.name]
+            set_mask(sp, layer, drop(active, self.importance(layer, sp), count - remaining))
+            more = grown[layer.name] - remaining
             set_mask(sp, layer, grow(active, random_scores(layer, sp.generator), more))
 
     def importance(self, layer: Layer, sp: Run) -> Tensor:

@@ -16,7 +16,7 @@ from autosparse.methods.families.base import Method, Run, Traits, first_and_last
 from autosparse.methods.families.fixed_mask import hold_zeros, random_mask, set_mask
 
 GLOBAL = "global"  # one ranking over all layers
-OVERALL = ("er", "erk")  # here dense ends count towards the budget
+ENDS_INSIDE = ("er", "erk")  # here dense ends are layers of the run, with a full mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Budgeted(Method):
     """A sparsity for each layer. Masks start at random, pruned weights are stored as zeros, `renew` changes masks when `due`.
 
     dense_first None is RigL's convention: the first layer is dense under "uniform", sparse under "er" and "erk".
-    Dense ends are left out of the run, except under "er" and "erk", where they count towards the overall budget.
+    Dense ends lie outside the budget, and are left out of the run, except under "er" and "erk".
     """
 
     allocations: ClassVar[tuple[str, ...]] = DISTRIBUTIONS
@@ -44,7 +44,7 @@ class Budgeted(Method):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, dense_ends=(False, False) if self.distribution in OVERALL else self._ends)
+        return replace(super().traits, dense_ends=(False, False) if self.distribution in ENDS_INSIDE else self._ends)
 
     @property
     def _ends(self) -> tuple[bool, bool]:
@@ -52,8 +52,8 @@ class Budgeted(Method):
         return first, self.dense_last
 
     def dense_inside(self, sp: Run) -> list[str]:
-        """Names of the run's layers that stay dense by convention and count towards the budget."""
-        return first_and_last([layer.name for layer in sp.layers], *self._ends) if self.distribution in OVERALL else []
+        """Names of the run's layers that stay dense by convention; they do not count towards the budget."""
+        return first_and_last([layer.name for layer in sp.layers], *self._ends) if self.distribution in ENDS_INSIDE else []
 
     def check(self, sp: Run) -> None:
         super().check(sp)
