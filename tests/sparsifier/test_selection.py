@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import autosparse
-from autosparse import AutoSparse
+from autosparse import GMP, AutoSparse, RigL, Sparsifier, sparsify
+from autosparse.methods import Method
 from autosparse.sparsifier.selection import select
 
 
@@ -190,3 +192,44 @@ def test_a_weight_frozen_after_sparsify_stays_while_its_threshold_moves():
     train(model, sp, steps=8)
     assert torch.equal(layer.weight(), weight)
     assert not torch.equal(layer.parametrization.threshold_values(), threshold)
+
+
+class Backwards(nn.Module):
+    """Its layers are registered in the reverse order of their use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(20, 10), nn.Linear(20, 20), nn.Linear(10, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+def backwards(method: Method, **options: Any) -> Sparsifier:
+    return sparsify(Backwards(), method, epochs=10, steps_per_epoch=100, **options)
+
+
+def test_the_ends_of_the_network_follow_the_example_input() -> None:
+    example = {"example_input": torch.zeros(1, 10)}
+    first, last = RigL(dense_first=True), RigL(dense_first=False, dense_last=True)
+    assert [layer.name for layer in backwards(first).layers] == ["middle", "first"], "as registered"
+    assert [layer.name for layer in backwards(first, **example).layers] == ["last", "middle"]
+    assert [layer.name for layer in backwards(last).layers] == ["last", "middle"]
+    assert [layer.name for layer in backwards(last, **example).layers] == ["middle", "first"]
+
+
+def test_dense_ends_inside_a_run_and_the_last_layer_of_gmp_follow_it_too() -> None:
+    example = torch.zeros(1, 10)
+    erk = backwards(RigL(sparsity=0.5, distribution="erk", dense_first=True), example_input=example)
+    assert [density == 1 for density in erk.densities()] == [False, False, True]
+    gmp = GMP(sparsity=0.9, last_sparsity=0.8, dense_first=False)
+    assert gmp.finals(backwards(gmp, example_input=example), 0.9) == {"last": 0.8, "middle": 0.9, "first": 0.9}
+    assert gmp.finals(backwards(gmp), 0.9) == {"last": 0.9, "middle": 0.9, "first": 0.8}
+
+
+def test_the_ends_stay_where_they_were_when_a_forward_pass_shows_the_order() -> None:
+    method = RigL(sparsity=0.5, distribution="erk", dense_first=True)
+    run = backwards(method)
+    run.model(torch.zeros(1, 10))
+    assert run.ledger.profile is not None
+    assert method.dense_inside(run) == ["last"]

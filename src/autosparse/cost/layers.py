@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from autosparse.common.tables import Table
@@ -42,6 +42,11 @@ class Profile:
     def macs_of(self, name: str) -> int:
         """MACs of a weight wherever it is used, its ties included; 0 for one that is never reached."""
         return sum(layer.macs for layer in self.layers if name in (layer.name, layer.tied_to))
+
+    def order(self, names: Collection[str]) -> list[str]:
+        """These weights in the order in which the data reaches them; a tied one wherever it is used, others left out."""
+        owners = (layer.name if layer.name in names else layer.tied_to for layer in self.layers)
+        return [owner for owner in owners if owner is not None and owner in names]
 
     def inference_fraction(self, densities: Mapping[str, float]) -> float:
         """MACs at the given densities over dense MACs; layers not named are dense."""

@@ -42,7 +42,7 @@ class GMP(CubicRamp, Magnitude):
     def finals(self, sp: Run, sparsity: float) -> dict[str, float]:
         finals = super().finals(sp, sparsity)
         if self.last_sparsity is not None and self.distribution == "uniform" and not self.dense_last:
-            last = sp.layers[-1].name
+            last = sp.layer_order[-1]
             finals[last] = min(finals[last], self.last_sparsity)
         return finals
 

@@ -15,7 +15,7 @@ from autosparse.common.tensors import is_sharded, precise, random_stream, whole
 from autosparse.common.warnings import warn
 from autosparse.compute import activation_sparsity
 from autosparse.compute.compute import Compute, LayerPlan
-from autosparse.cost import Ledger, Recorder, profile
+from autosparse.cost import Ledger, Profile, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
 from autosparse.sparsifier import plain
@@ -50,9 +50,16 @@ def sparsify(
     refuse_wrapped(model)
     limits = None if guard is None else Guard(policy=guard, floor=density_floor, every=guard_every)  # type: ignore[arg-type]
     layers = select(model, include, exclude)
-    dense = first_and_last([layer.name for layer in layers], *method.traits.dense_ends)
+    costs = None if example_input is None else profile(model, example_input)
+    dense = first_and_last(_order(layers, costs), *method.traits.dense_ends)
     layers = [layer for layer in layers if layer.name not in dense]
-    return Sparsifier(model, method, layers, epochs, steps_per_epoch, example_input, seed, limits, convention, baseline_epochs)
+    return Sparsifier(model, method, layers, epochs, steps_per_epoch, costs, seed, limits, convention, baseline_epochs)
+
+
+def _order(layers: Sequence[Layer], costs: Profile | None) -> list[str]:
+    """Names in the order in which the data reaches the layers if that is known, else in the order of the model."""
+    names = [layer.name for layer in layers]
+    return names if costs is None else costs.order(names) or names
 
 
 class Sparsifier:
@@ -65,7 +72,7 @@ class Sparsifier:
         layers: Sequence[Layer],
         epochs: int,
         steps_per_epoch: int,
-        example_input: Any,
+        costs: Profile | None,
         seed: int,
         limits: Guard | None,
         convention: str,
@@ -78,6 +85,8 @@ class Sparsifier:
         self.model = model
         self.method = method
         self.layers = list(layers)
+        # Fixed for the run: a profile that comes with the first forward pass must not move the ends of the network.
+        self.layer_order = _order(layers, costs)
         self.epochs = epochs
         self.steps_per_epoch = steps_per_epoch
         self.epoch = 0
@@ -99,9 +108,9 @@ class Sparsifier:
         method.check(self)
         self.parts: dict[str, Stateful] = method.parts(self)
         self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
-        self._recorder = None if example_input is not None else Recorder(model, done=self.ledger.set_profile)
-        if example_input is not None:
-            self.ledger.set_profile(profile(model, example_input))
+        self._recorder = None if costs else Recorder(model, done=self.ledger.set_profile)
+        if costs:
+            self.ledger.set_profile(costs)
         for layer in self.layers:
             layer.attach(method.parametrization(layer, self))
         self._started = False

@@ -61,6 +61,7 @@ class Run(Protocol):
 
     model: nn.Module
     layers: list[Layer]
+    layer_order: list[str]  # names in the order of use if an example input has shown it, else in the order of the model
     epochs: int  # of one round
     steps_per_epoch: int
     epoch: int
@@ -193,7 +194,7 @@ def layer_parts(sp: Run, kind: type[Part]) -> list[tuple[Layer, Part]]:
 def first_and_last(names: Sequence[str], first: bool, last: bool) -> list[str]:
     """The layers at the ends of the network that are to stay dense."""
     ends = [names[0]] * first + [names[-1]] * last
-    return ends if len(names) > len(ends) else []
+    return ends if len(set(names)) > len(set(ends)) else []
 
 
 def require(condition: bool, message: str) -> None:

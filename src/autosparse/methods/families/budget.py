@@ -53,7 +53,7 @@ class Budgeted(Method):
 
     def dense_inside(self, sp: Run) -> list[str]:
         """Names of the run's layers that stay dense by convention; they do not count towards the budget."""
-        return first_and_last([layer.name for layer in sp.layers], *self._ends) if self.distribution in ENDS_INSIDE else []
+        return first_and_last(sp.layer_order, *self._ends) if self.distribution in ENDS_INSIDE else []
 
     def check(self, sp: Run) -> None:
         super().check(sp)
