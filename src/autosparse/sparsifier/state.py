@@ -48,7 +48,9 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
             raise ValueError(f"the state is damaged: its {key} is {state[key]!r}, not a dictionary")
     state, identity = in_time_of_one_round(state), _identity(sp)
     complete = identity.keys() <= state.keys()
-    differences = _differences({**state, "fields": _with_defaults(state["fields"], sp.method)}, identity) if complete else []
+    if complete and state["method"] == identity["method"]:
+        state = {**state, "fields": _with_defaults(state["fields"], sp.method)}
+    differences = _differences(state, identity) if complete else []
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     missing = [key for key in save_state(sp) if key not in state and key != "compute"]  # which older states do not have
