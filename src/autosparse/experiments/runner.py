@@ -76,16 +76,18 @@ def run_cells(
     cells: Sequence[Cell], folder: Path, jobs: int | None = None, listen: Listener | None = None
 ) -> dict[str, Outcome]:
     """Run what is not done yet; a failing run does not stop the others."""
-    survey(cells, folder)  # what is refused leaves nothing behind
+    jobs = usual_jobs(cells) if jobs is None else jobs
+    divide(jobs, len(cells), cores())
+    survey(cells, folder)  # like a wrong number of jobs, what is refused here leaves nothing behind
     with FolderLock(folder) as lock:
         lock.take()
         return _run_owned(cells, folder, jobs, listen)
 
 
-def _run_owned(cells: Sequence[Cell], folder: Path, jobs: int | None, listen: Listener | None) -> dict[str, Outcome]:
+def _run_owned(cells: Sequence[Cell], folder: Path, jobs: int, listen: Listener | None) -> dict[str, Outcome]:
     states = survey(cells, folder)
     waiting = [cell for cell in cells if states[cell.name] != "done"]
-    at_once, threads = divide(usual_jobs(cells) if jobs is None else jobs, len(waiting), cores())
+    at_once, threads = divide(jobs, len(waiting), cores())
     outcomes: dict[str, Outcome] = {}
 
     def settle(cell: Cell, outcome: Outcome) -> None:
