@@ -42,7 +42,7 @@ def run(
     force: bool = typer.Option(False, "--force", help="Replace JSON files that are there."),
 ) -> None:
     from autosparse.bench.inference import inference_conditions, measure_all
-    from autosparse.common.files import refuse_existing, write_json
+    from autosparse.common.files import refuse_existing, refuse_unwritable, write_json
     from autosparse.export.card import BENCH
 
     if rounds < 1:
@@ -52,6 +52,7 @@ def run(
     files = {name: out or (Path(name) / BENCH if Path(name).is_dir() else None) for name in names}
     for file in filter(None, files.values()):
         refuse_existing(file, force)
+        refuse_unwritable(file)
     facts = inference_conditions()
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}

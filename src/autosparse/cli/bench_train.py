@@ -58,10 +58,11 @@ def run(
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
 ) -> None:
     from autosparse.bench.training import Settings, Start, prepare
-    from autosparse.common.files import refuse_existing
+    from autosparse.common.files import refuse_existing, refuse_unwritable
 
     if out is not None:
         refuse_existing(out, force)
+        refuse_unwritable(out)
     modes = words(compute)
     if not modes or not set(modes) <= set(MODES):
         raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")

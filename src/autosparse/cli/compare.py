@@ -39,15 +39,17 @@ def run(
     jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
+    from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.compare import compare, steps_counter, write_tables
     from autosparse.experiments.grid import grid, parse_variation
     from autosparse.experiments.runner import Interrupted
     from autosparse.recipes.loading import load_recipe
 
     base = load_recipe(recipe, settings)
+    folder = out or Path("runs") / f"compare-{base.name}"
+    refuse_unwritable(folder)
     sparsities = fractions(sparsity) if sparsity else []
     rows = grid(base, method_names(methods), sparsities, [parse_variation(text) for text in vary], seeds, steps_counter())
-    folder = out or Path("runs") / f"compare-{base.name}"
     try:
         outcomes = compare(rows, folder, jobs)
     except Interrupted:

@@ -40,11 +40,15 @@ def run(
     if kind == "onnx" and dtype not in (None, "fp32"):
         raise ValueError(f"--dtype {dtype} does not go with --format onnx, which computes in fp32")
 
+    from autosparse.common.files import refuse_unwritable
     from autosparse.export.states import precision
     from autosparse.training.finished import open_finished
+    from autosparse.training.folder import RunFolder
 
     precision(dtype)
     target = out or folder / "export" / NAMES[kind]
+    RunFolder(folder).check_finished()
+    refuse_unwritable(target)
     finished = open_finished(folder)
     if kind == "onnx":
         notes = write_onnx(finished, target, force)

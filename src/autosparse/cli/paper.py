@@ -38,6 +38,7 @@ def run(
     jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     only_list: bool = typer.Option(False, "--list", help="Say what there is and how many runs are done."),
 ) -> None:
+    from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.paper import making
     from autosparse.experiments.progress import progress
     from autosparse.experiments.runner import Interrupted, run_cells
@@ -49,6 +50,7 @@ def run(
     if only_list:
         list_items(plan, folder)
         return
+    refuse_unwritable(folder)
     absent = {item: reason for item, cells in plan.items() if (reason := making.missing_data(cells))}
     for item, reason in absent.items():
         typer.echo(f"{item} is left out: {reason}", err=True)

@@ -15,10 +15,13 @@ def run(
 
     Examples: autosparse report runs/digits --open; autosparse report runs/digits runs/digits-rigl --out runs/compared
     """
+    from autosparse.common.files import refuse_unwritable
     from autosparse.report import read_run, write_report
 
     if out is None and len(folders) > 1:
         raise ValueError(f"{len(folders)} runs were given, so say where their common report goes: --out DIR")
+    if out is not None:
+        refuse_unwritable(out)
     runs = [read_run(folder) for folder in folders]
     page = write_report(runs, folders[0] / "report" if out is None else out)
     unfinished = [str(one.folder) for one in runs if not one.finished]

@@ -120,6 +120,22 @@ def is_unfinished(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) is not None
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Before any work: a place where nothing can be written is refused; what is missing of it is not made yet."""
+    folder = path if path.is_dir() else path.parent
+    while not os.path.exists(folder):
+        folder = folder.parent
+    trial = _beside(folder / "trial")
+    try:
+        trial.mkdir()  # asking for permissions is not enough: root has them in /proc, too
+        trial.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be written: {folder} takes no new files ({error.strerror}); "
+            "give a place with --out where you may write"
+        ) from None
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import autosparse
 from autosparse import models
 from autosparse.common.warnings import warn
-from autosparse.data import Data
+from autosparse.data import Data, ImageData
 from autosparse.methods import Method
 from autosparse.recipes.recipe import ModelBlock, OptimizerBlock, Recipe, build_method
 from autosparse.sparsifier import Sparsifier
@@ -40,6 +40,28 @@ def build_model(block: ModelBlock, data: Data) -> nn.Module:
     """The network of a recipe; a translation model is given the vocabulary of its data."""
     vocabulary = None if data.text is None else data.text.vocabulary
     return build_named(block.name, model_arguments(block, vocabulary, data.padding_id))
+
+
+def check_outputs(model: nn.Module, recipe: Recipe, data: Data, inputs: tuple[Tensor, ...]) -> None:
+    """Refuse a model with fewer scores than the data has classes, or pieces of words; one sample is computed."""
+    if isinstance(recipe.data, ImageData):
+        needed, setting = recipe.data.classes, f"data.classes = {recipe.data.classes}"
+    else:
+        needed = 0 if data.text is None else data.text.vocabulary
+        setting = f"the data's vocabulary has {needed} pieces"
+    device, was_training = next(model.parameters()).device, model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = model.eval()(*(tensor[:1].to(device) for tensor in inputs))
+    except IndexError as error:
+        raise ValueError(f"model {recipe.model.name} cannot read the data ({error}), and {setting}: make both agree") from error
+    finally:
+        model.train(was_training)
+    if isinstance(outputs, Tensor) and outputs.shape[-1] < needed:
+        raise ValueError(
+            f"model {recipe.model.name} gives {outputs.shape[-1]} scores, but {setting}: it needs one score for each; "
+            "change model.arguments or data so that both agree"
+        )
 
 
 def model_arguments(block: ModelBlock, vocabulary: int | None, padding_id: int | None) -> dict[str, Any]:

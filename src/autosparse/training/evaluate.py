@@ -137,6 +137,7 @@ def _score(model: nn.Module, data: Data, split: str, beam: int, recipe: Recipe) 
     device, precision = build.choose_device(recipe.train.device), recipe.train.precision
     model = model.to(device)
     batches = data.validation if split == "validation" else data.test
+    build.check_outputs(model, recipe, data, next(iter(batches.epoch(0)))[0])
     score = validate(model, batches, device, padding_id=data.padding_id, precision=precision)
     if data.text is None:
         return {"loss": score.loss, "accuracy": score.accuracy}, batches.samples
@@ -153,6 +154,10 @@ def _with_data(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
             raise ValueError("the digits come with the package: --data does not apply")
         change["hub" if recipe.data.source == "hub" else "path"] = data_path
     if split not in ("test", "validation"):
+        if recipe.data.source == "digits":
+            raise ValueError(
+                f"--split {split}: the digits have one held-out split; give test or validation, which both name it"
+            )
         change["test_split"] = split
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=change)}) if change else recipe
 

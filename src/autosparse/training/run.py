@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from autosparse.common.files import plain_value, read_json, whole_file, write_json, write_text
+from autosparse.common.files import plain_value, read_json, refuse_unwritable, whole_file, write_json, write_text
 from autosparse.common.tensors import whole
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
@@ -146,9 +146,10 @@ class _Runner:
         model = build.build_model(recipe.model, data).to(device)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inputs, _ = next(iter(data.train.epoch(0)))
+        build.check_outputs(model, recipe, data, inputs)
         sp = None
         if method is not None:
-            inputs, _ = next(iter(data.train.epoch(0)))
             sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1].to(device) for tensor in inputs))
             sp.compute(settings.compute)
         runner = spread(model, settings.strategy, processes, device)
@@ -188,6 +189,10 @@ class _Runner:
 
 def claim(folder: RunFolder, recipe: Recipe, resume: bool, lock: FolderLock) -> None:
     """Own the folder, unless its run is done or another process owns it."""
+    if folder.path.exists() and not folder.path.is_dir():
+        raise ValueError(f"{folder.path} is a file; give the name of a folder with --out")
+    if not folder.done:
+        refuse_unwritable(folder.path)
     if lock.file.exists() and not folder.done:  # else nothing is left in a folder that is refused
         lock.take()
     check_claim(folder, recipe, resume)
