@@ -338,6 +338,9 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     assert differences(sp.model.state_dict(), before) == []
     with pytest.raises(ValueError, match="epochs was 1, is 4"):
         make(tmp_path, STR(start_sparsity=0.5))[0].train(resume_from_checkpoint=folder)
+    torch.save({"sparsifier": Path("x")}, Path(folder, STATE_FILE))
+    with pytest.raises(ValueError, match=r"not a file of autosparse.*nothing in it was executed"):
+        make(tmp_path, TARGET)[0].train(resume_from_checkpoint=folder)
     Path(folder, STATE_FILE).unlink()
     with pytest.raises(ValueError, match=f"has no {STATE_FILE}: it is no checkpoint of a sparse run"):
         make(tmp_path, TARGET)[0].train(resume_from_checkpoint=folder)

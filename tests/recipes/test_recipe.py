@@ -126,13 +126,40 @@ def test_plain_words_of_yaml(text: str, value: Any) -> None:
         ("- 1", "here: a recipe is a block of `key: value` lines, found a list"),
         ("", "found nothing"),
         ("1: 2", "line 1: a key must be a word"),
-        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("? [a]\n: 1", "line 1: a key must be a word"),
+        ("b: 1\na: !!python/object:os.system x", "here, line 2: the tag !!python/object:os.system does not belong here"),
+        ("a: !!timestamp x", "the tag !!timestamp does not belong here; write the value without it"),
+        ("a: !!binary 3", "the tag !!binary does not belong here"),
+        ("a: !!map 3", "the tag !!map does not belong here"),
+        ("a: !!bool 3", "here, line 1: '3' cannot be read as bool"),
+        ("a: !!int x", "'x' cannot be read as int"),
+        ("a: " + 5000 * "9", "cannot be read as int"),
+        ("a: " + 5000 * "[", "here: its blocks are nested too deeply"),
+        ("a: &a [*a]", "an alias stands for a block that it is part of"),
+        ("a: &a {b: *a}", "an alias stands for a block that it is part of"),
     ],
 )
 def test_yaml_that_is_no_recipe(text: str, message: str) -> None:
     with pytest.raises(ValueError, match="here") as caught:
         read_block(text, "here")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("block", ["[{}]", "{{{}}}"])
+def test_a_few_aliases_may_not_stand_for_billions_of_values(block: str) -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, 10):
+        parts = [f"*a{level - 1}" if block == "[{}]" else f"k{number}: *a{level - 1}" for number in range(10)]
+        lines.append(f"a{level}: &a{level} " + block.format(", ".join(parts)))
+    assert len("\n".join(lines)) < 1700
+    with pytest.raises(ValueError, match="here: it holds more than 10,000 values once its aliases are written out"):
+        read_block("\n".join(lines), "here")
+    assert read_block("\n".join(lines[:3]), "here")["a1"] is not None
+
+
+def test_aliases_and_merged_blocks_of_a_usual_size_are_read() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: *a\nd: !!float 2"
+    assert read_block(text, "here") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1, "y": 2}, "d": 2.0}
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)

@@ -1,10 +1,13 @@
-"""Exact k-th values and top-k masks, random streams; sharded tensors read and written as whole ones."""
+"""Exact k-th values and top-k masks, random streams; sharded tensors read and written as whole ones; files of tensors."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import operator
+import pickle
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +106,17 @@ def assign(target: Tensor, value: Tensor) -> None:
             assert isinstance(target, DTensor)
             value = distribute_tensor(value.to(target.dtype), target.device_mesh, target.placements)
         target.copy_(value)
+
+
+def load_plain(path: Path) -> Any:
+    """Tensors and plain values that torch.save wrote; the error for anything else leaves out torch's advice to execute it."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        reason = "it holds more than tensors and plain values"
+    except Exception as error:  # whatever a damaged archive makes torch raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(f"{path} is damaged, or not a file of autosparse ({reason}); nothing in it was executed")
 
 
 def precise(tensor: Tensor) -> Tensor:

@@ -134,6 +134,8 @@ class SparseModel(nn.Module, SparseHubMixin):
                     "build the model yourself and pass it, SparseModel.from_pretrained(folder, model=your_model)"
                 )
             model = models.build(model, **(arguments or {}))
+        elif not isinstance(model, nn.Module):
+            raise ValueError(f"model is {str(model)[:40]}; it must be the name of a built-in model, or an nn.Module")
         else:
             self._hub_mixin_config = {"model": type(model).__name__, "arguments": arguments or {}}
         self.model = model

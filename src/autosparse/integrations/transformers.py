@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from autosparse.common.files import whole_file
+from autosparse.common.tensors import load_plain
 from autosparse.integrations.gradients import add_penalty
 from autosparse.integrations.loops import check_start, divide, without
 from autosparse.methods.families.base import Method
@@ -121,7 +122,7 @@ class _SparseTrainer(Trainer):
                 f"{resume_from_checkpoint} has no {STATE_FILE}: it is no checkpoint of a sparse run. To start from its weights "
                 "load them into the model, then call sparsify_trainer, and train without resume_from_checkpoint"
             )
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = load_plain(file)
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.sparsifier.model.load_state_dict(state["model"])
         losses = state["losses"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autosparse.common.files import whole_file
+from autosparse.common.tensors import load_plain
 from autosparse.common.warnings import warn
 
 FORMAT, VERSION = "autosparse checkpoint", 1
@@ -60,9 +61,9 @@ def read(path: Path) -> dict[str, Any]:
             broken = archive.testzip()
         if broken is not None:
             raise ValueError(f"its part {broken} fails the checksum")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged archive makes zipfile or torch raise
+    except Exception as error:  # whatever a damaged archive makes zipfile raise
         raise ValueError(f"the checkpoint {path} is damaged: {str(error).splitlines()[0]}") from error
+    state = load_plain(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of a run")
     if state["version"] != VERSION:
