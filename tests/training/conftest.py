@@ -44,6 +44,10 @@ def net(width=8):
     return made
 
 
+def words():
+    return "no net"
+
+
 def exploding():
     made = net()
     with torch.no_grad():
@@ -83,7 +87,7 @@ class Workshop:
                 "-m",
                 "autosparse",
             ]
-        settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOSPARSE_ALLOW_CODE": "user_net", **(environment or {})}
         return subprocess.run(
             [*start, *arguments], cwd=self.path, env=settings, capture_output=True, text=True, timeout=300, check=False
         )
@@ -121,4 +125,5 @@ def fresh_workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "user_net", raising=False)
+    monkeypatch.setenv("AUTOSPARSE_ALLOW_CODE", "user_net,plain_net,nowhere")
     return Workshop(tmp_path)

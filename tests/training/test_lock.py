@@ -58,7 +58,13 @@ def test_a_refused_folder_stays_as_it_is(fresh_workshop: Workshop) -> None:
 
 def test_a_living_run_is_left_alone_and_a_killed_one_resumed(workshop: Workshop) -> None:
     command = [sys.executable, "-m", "autosparse", "train", "tiny.yaml", "--no-report", "--quiet", "--out", "living"]
-    stops_itself = {**os.environ, "OMP_NUM_THREADS": "1", "SIGNAL": "SIGSTOP", "SIGNAL_AT": "30"}
+    stops_itself = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "AUTOSPARSE_ALLOW_CODE": "user_net",
+        "SIGNAL": "SIGSTOP",
+        "SIGNAL_AT": "30",
+    }
     living = subprocess.Popen(command, cwd=workshop.path, env=stops_itself)
     try:
         _, status = os.waitpid(living.pid, os.WUNTRACED)

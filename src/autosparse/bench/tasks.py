@@ -54,10 +54,10 @@ def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None)
         raise ValueError(f"the input of {what} is not known; give the shape of one image, such as --image 3,224,224")
     images = torch.randn(batch, *shape)
     with torch.no_grad():
-        scores = _channels_last(build.build_named(what, {}))(images[:2])
+        scores = _channels_last(build.build_named(what, {}, typed=True))(images[:2])
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         raise ValueError(f"{what} must turn every image into one row of class scores")
-    return Task(what, lambda: build.build_named(what, {}), (images,), torch.randint(scores.shape[1], (batch,)))
+    return Task(what, lambda: build.build_named(what, {}, typed=True), (images,), torch.randint(scores.shape[1], (batch,)))
 
 
 def _translation_task(what: str, tokens: int) -> Task:

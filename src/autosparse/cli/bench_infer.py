@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autosparse.cli.options import fractions, whole_numbers
+from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers
 
 if TYPE_CHECKING:
     from autosparse.bench.inference import Measurement
@@ -40,11 +40,14 @@ def run(
     layers: bool = typer.Option(False, "--layers", help="Print how every layer is computed."),
     out: Path | None = typer.Option(None, help="JSON file to write; of a run, bench.json in its folder by default."),
     force: bool = typer.Option(False, "--force", help="Replace JSON files that are there."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.bench.inference import inference_conditions, measure_all
+    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable, write_json
     from autosparse.export.card import BENCH
 
+    allow(allow_code)
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: give 1 or more")
     sizes = whole_numbers(batch, "--batch"), whole_numbers(threads, "--threads")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from autosparse.cli.options import fractions, whole_numbers, words
+from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
 
 if TYPE_CHECKING:
     from autosparse.bench.tasks import Task
@@ -56,10 +56,13 @@ def run(
     layers: bool = typer.Option(False, "--layers", help="Print how every layer runs."),
     out: Path | None = typer.Option(None, help="JSON file to write."),
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.bench.training import Settings, Start, prepare
+    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable
 
+    allow(allow_code)
     if out is not None:
         refuse_existing(out, force)
         refuse_unwritable(out)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from autosparse.cli.options import fractions, words
+from autosparse.cli.options import ALLOW_CODE, fractions, words
 
 HELP = """Run every method at every sparsity with every seed, and a dense run beside; one table.
 
@@ -38,14 +38,19 @@ def run(
     out: Path | None = typer.Option(None, help="Folder of the runs and the table; runs/compare-RECIPE by default."),
     jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.compare import compare, steps_counter, write_tables
     from autosparse.experiments.grid import grid, parse_variation
     from autosparse.experiments.runner import Interrupted
     from autosparse.recipes.loading import load_recipe
+    from autosparse.training.build import check_code
 
+    allow(allow_code)
     base = load_recipe(recipe, settings)
+    check_code(base.model.name)
     folder = out or Path("runs") / f"compare-{base.name}"
     refuse_unwritable(folder)
     sparsities = fractions(sparsity) if sparsity else []

@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from autosparse.cli.options import ALLOW_CODE
+
 HELP = """Score a trained run: accuracy for images, BLEU (sacrebleu, beam search) for translation.
 
 The figure of the finished model on its test split is written into the run's result.json.
@@ -28,10 +30,13 @@ def run(
     data: str | None = typer.Option(None, "--data", help="Where the data lies now, instead of the recipe's path or hub name."),
     checkpoint: str | None = typer.Option(None, help="best or last, instead of the finished model."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.cli.output import print_json
+    from autosparse.common.allowed import allow
     from autosparse.training.evaluate import evaluate
 
+    allow(allow_code)
     figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
     if as_json:
         print_json(figures)

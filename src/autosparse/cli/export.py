@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from autosparse.cli.options import ALLOW_CODE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,17 +36,20 @@ def run(
     out: Path | None = typer.Option(None, help="File to write, a folder for hub; RUN/export/... by default."),
     force: bool = typer.Option(False, "--force", help="Replace what is there."),
     dtype: str | None = typer.Option(None, help="fp32, fp16 or bf16: precision of the weights; the run's own by default."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     if kind not in NAMES:
         raise ValueError(f"--format {kind} is not known; give {', '.join(NAMES)}")
     if kind == "onnx" and dtype not in (None, "fp32"):
         raise ValueError(f"--dtype {dtype} does not go with --format onnx, which computes in fp32")
 
+    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
     from autosparse.export.states import precision
     from autosparse.training.finished import open_finished
     from autosparse.training.folder import RunFolder
 
+    allow(allow_code)
     precision(dtype)
     target = out or folder / "export" / NAMES[kind]
     RunFolder(folder).check_finished()

@@ -30,7 +30,7 @@ def run(
 
     if dense and sparsity is None:
         raise ValueError("--dense was given without --sparsity; add --sparsity 0.9, or leave --dense out")
-    network = build_named(model, parse_arguments(settings))
+    network = build_named(model, parse_arguments(settings), typed=True)
     example_input = example(model, shape)
     network.eval()
     profile = autosparse.profile(network, example_input)

@@ -1,6 +1,12 @@
-"""Options that hold several values with commas between."""
+"""Options that several verbs share, and values with commas between."""
 
 from __future__ import annotations
+
+import typer
+
+ALLOW_CODE = typer.Option(
+    [], "--allow-code", metavar="PACKAGE", help="Let the recipe or run use code of this package; repeatable. See SECURITY.md."
+)
 
 
 def words(text: str | None) -> list[str]:

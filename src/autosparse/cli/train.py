@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from autosparse.cli.options import ALLOW_CODE
+
 if TYPE_CHECKING:
     from autosparse.recipes.recipe import Recipe
 
@@ -35,13 +37,16 @@ def run(
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, bit for bit."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress, no summary."),
     report: bool = typer.Option(True, help="Write the HTML report at the end."),
+    allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    from autosparse.common.allowed import allow
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.run import train
     from autosparse.training.session import Diverged
     from autosparse.training.signals import Stopped, stop_with_parent
 
     stop_with_parent()
+    allow(allow_code)
     if recipe is None and resume and out is not None and (out / "recipe.yaml").exists():
         recipe = str(out / "recipe.yaml")
     chosen = load_recipe(recipe or DEFAULT, changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse import models
+from autosparse.common.allowed import check_allowed, is_module_name
 from autosparse.common.warnings import warn
 from autosparse.data import Data, ImageData
 from autosparse.methods import Method
@@ -71,13 +73,37 @@ def model_arguments(block: ModelBlock, vocabulary: int | None, padding_id: int |
     return dict(block.arguments)
 
 
-def build_named(name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A built-in model, or what the user's own package.module:function returns."""
-    return _from_callable(name, arguments) if ":" in name else models.build(name, **arguments)
+def build_named(name: str, arguments: dict[str, Any], *, typed: bool = False) -> nn.Module:
+    """A built-in model, or what package.module:function returns; `typed`: the user has typed the name as what to run."""
+    return _from_callable(name, arguments, typed) if ":" in name else models.build(name, **arguments)
 
 
-def load_callable(name: str) -> Callable[..., Any]:
-    """The function at package.module:function; the current folder counts as a place of modules."""
+def check_code(name: str) -> None:
+    """Refuse the model of a recipe or run whose code is neither a model of ours nor allowed; nothing is imported."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        return
+    if not is_module_name(module) or any(part.startswith("__") for part in function.split(".")):
+        raise ValueError(f"model {name!r} is not of the form package.module:function")
+    _check_home(name, module)
+
+
+def _check_home(name: str, module: str) -> None:
+    """Our own functions can write files and import modules: of them a recipe may name the models alone."""
+    if f"{module}.".startswith("autosparse."):
+        if not f"{module}.".startswith("autosparse.models."):
+            raise ValueError(f"model {name!r}: of autosparse, a recipe or run may name only what is in autosparse.models")
+    else:
+        check_allowed(name, module)
+
+
+def load_callable(name: str, *, typed: bool = False) -> Callable[..., Any]:
+    """The function at package.module:function; the current folder counts as a place of modules.
+
+    Unless the user has `typed` the name, both the module and what it leads to must be allowed.
+    """
+    if not typed:
+        check_code(name)
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:  # an installed command does not look there, and the user's model stands there
         sys.path.insert(0, os.getcwd())
@@ -89,11 +115,20 @@ def load_callable(name: str) -> Callable[..., Any]:
         raise ValueError(f"model {name!r}: {error}; give package.module:function that returns an nn.Module") from error
     if not callable(target):
         raise ValueError(f"model {name!r} is not a function; give package.module:function that returns an nn.Module")
+    if not typed:
+        _check_home(name, _home(target))
     return target  # type: ignore[no-any-return]
 
 
-def _from_callable(name: str, arguments: dict[str, Any]) -> nn.Module:
-    function = load_callable(name)
+def _home(target: Any) -> str:
+    """The module that defines a function: a harmless one may have imported it from elsewhere."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return str(getattr(target, "__module__", None) or type(target).__module__)
+
+
+def _from_callable(name: str, arguments: dict[str, Any], typed: bool) -> nn.Module:
+    function = load_callable(name, typed=typed)
     try:
         model = function(**arguments)
     except TypeError as error:

@@ -44,6 +44,7 @@ def train(
     recipe: Recipe, folder: Path | str, *, resume: bool = False, quiet: bool = False, command: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Train a recipe into a folder of its own and return the content of its result.json."""
+    build.check_code(recipe.model.name)
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     with joined(build.choose_device(recipe.train.device).type) as processes, StopRequest() as stop:
