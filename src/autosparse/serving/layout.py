@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from autosparse.kernels.geometry import Geometry
 from autosparse.serving.steps import ConcatStep, ConvolutionStep, Pair, PoolStep, Region, Step
 
 LINE = 16  # floats of a cache line
@@ -56,17 +57,12 @@ def step_taps(step: ConvolutionStep | PoolStep) -> Taps:
 
 
 def _windowed(step: ConvolutionStep | PoolStep, source: Extent, channels: int) -> Extent:
-    size = tuple(
-        (extent + 2 * around - spread * (width - 1) - 1) // stride + 1
-        for extent, around, spread, width, stride in zip(
-            source.size, step.padding, step.dilation, step.kernel, step.stride, strict=True
-        )
-    )
+    size = Geometry(step.stride, step.padding, step.dilation).out_size(source.size, step.kernel)
     across = step_taps(step).step
     grid = -(-source.grid[0] // across), -(-source.grid[1] // across)
     if min(size) < 1 or size[0] > grid[0] or size[1] > grid[1]:
         raise NotOnGridError(f"an output of {size} does not fit on a grid of {grid}")
-    return Extent(channels, (size[0], size[1]), grid)
+    return Extent(channels, size, grid)
 
 
 def extent_after(step: Step, sources: list[Extent]) -> Extent:
