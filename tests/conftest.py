@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -40,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_start() -> Iterator[None]:
+def _same_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test sees which ones ran before it in the same process."""
     environment, methods, path, hook = dict(os.environ), dict(METHODS), list(sys.path), sys.excepthook
     before = settings()
@@ -53,6 +54,7 @@ def _same_start() -> Iterator[None]:
     put_back(os.environ, environment)
     put_back(METHODS, methods)
     sys.path[:], sys.excepthook = path, hook
+    forget_modules(tmp_path_factory.getbasetemp())
     clear_caches()
     assert settings() == before, "the test must put this back itself"
 
@@ -62,6 +64,13 @@ def put_back(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> Non
     for name in values.keys() - before.keys():
         del values[name]
     values.update({name: value for name, value in before.items() if name not in values or values[name] != value})
+
+
+def forget_modules(folder: Path) -> None:
+    """Tests write modules of the same name, and Python would give the first of them to all."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+            del sys.modules[name]
 
 
 def settings() -> dict[str, object]:
