@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autosparse.kernels import masks
 from autosparse.kernels import threshold as native
 from autosparse.kernels.memory import is_eager_memory
 
@@ -22,16 +26,53 @@ def soft_threshold(
     Pruned weights receive gate * G, gate in [0, 1]: 0 is STR, 1 the straight-through estimator. With `reach`, those with
     |w| < reach receive nothing (eq. 8). A negative threshold prunes nothing.
     """
-    given = _like(threshold, weight), _like(gate, weight), None if reach is None else _like(reach, weight)
-    return counted_soft_threshold(weight, *given)[0]
+    given = _like(threshold, weight), "identity", _like(gate, weight), None if reach is None else _like(reach, weight)
+    return learned_soft_threshold(weight, *given)[0]
 
 
-def counted_soft_threshold(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> tuple[Tensor, int | None]:
-    """The same, and how many weights it leaves, where that is known without another pass over them."""
-    if native.fits(weight, threshold, gate, reach):
-        effective, count = _NativeSoftThreshold.apply(weight, threshold, gate, reach)  # type: ignore[no-untyped-call]
-        return effective, count
-    return _SoftThreshold.apply(weight, threshold, gate, reach), None  # type: ignore[no-untyped-call]
+def learned_soft_threshold(
+    weight: Tensor, s: Tensor, function: str, gate: Tensor, reach: Tensor | None
+) -> tuple[Tensor, int | None]:
+    """The same with T = g(s), and how many weights it leaves, where that is known without another pass over them."""
+    if not native.fits(weight, s, gate, reach):
+        return _SoftThreshold.apply(weight, threshold_value(s, function), gate, reach), None  # type: ignore[no-untyped-call]
+    if s.dtype is not torch.float32:
+        s, function = threshold_value(s, function), "identity"
+    counted: list[int] = []  # a second result would take torch longer
+    effective: Tensor = _NativeSoftThreshold.apply(weight, s, gate, reach, function, counted)  # type: ignore[no-untyped-call]
+    return effective, counted[0]
+
+
+def shaped_threshold(
+    weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None, shape: float, rescale_dim: int | None
+) -> Tensor:
+    """sign(w) * (|w|^p - T^p)^(1/p) where |w| > T, with p = `shape`: 1 is soft, 3 Feather's, infinity hard.
+
+    With `rescale_dim` each output channel is scaled to its magnitude before pruning (ST-3). Gradients are those of
+    `soft_threshold`, whatever the shape and the scale.
+    """
+    effective: Tensor = _ShapedThreshold.apply(weight, threshold, gate, reach, shape, rescale_dim)  # type: ignore[no-untyped-call]
+    return effective
+
+
+def shrunk(weight: Tensor, threshold: Tensor, shape: float) -> Tensor:
+    """sign(w) * (|w|^p - T^p)^(1/p) where |w| > T, else 0."""
+    bound = threshold.to(weight.dtype).clamp_min(0)
+    if math.isinf(shape):
+        return torch.where(weight.abs() > bound, weight, 0)
+    if shape == 1:
+        return weight - torch.minimum(torch.maximum(weight, -bound), bound)
+    # (|w|^p - T^p)^(1/p) = |w| (1 - (T/|w|)^p)^(1/p): no power of a small number, which would vanish
+    ratio = torch.where(weight.abs() > bound, bound / weight.abs(), 1)
+    kept = (1 - ratio.pow(shape)).clamp_min(torch.finfo(weight.dtype).tiny).pow(1 / shape)
+    return torch.where(weight.abs() > bound, weight * kept, 0)
+
+
+def channel_scale(weight: Tensor, active: Tensor, channel_dim: int) -> Tensor:
+    """ST-3's factor per output channel: 1.01 / (r + 0.01), r the part of the channel's mean |w| that is active."""
+    magnitudes, others = weight.abs(), [dim for dim in range(weight.dim()) if dim != channel_dim]
+    left = (magnitudes * active).mean(others, keepdim=True) + 1e-6
+    return 1.01 / (left / (magnitudes.mean(others, keepdim=True) + 1e-6) + 0.01)
 
 
 def gated_mask(weight: Tensor, active: Tensor, gate: Tensor | float | None = None, receives: Tensor | None = None) -> Tensor:
@@ -39,9 +80,18 @@ def gated_mask(weight: Tensor, active: Tensor, gate: Tensor | float | None = Non
 
     A gate of None is closed for good: as 0, and cheaper.
     """
-    opening = None if gate is None else _like(gate, weight)
-    effective: Tensor = _GatedMask.apply(weight, active, opening, receives)  # type: ignore[no-untyped-call]
-    return effective
+    return counted_gated_mask(weight, active, None if gate is None else _like(gate, weight), receives)[0]
+
+
+def counted_gated_mask(
+    weight: Tensor, active: Tensor, gate: Tensor | None, receives: Tensor | None
+) -> tuple[Tensor, int | None]:
+    """The same, and how many weights outside the mask are not zero, where that is known without another pass over them."""
+    if not masks.fits(weight, active, receives):
+        return _GatedMask.apply(weight, active, gate, receives), None  # type: ignore[no-untyped-call]
+    strays: list[int] = []  # a second result would take torch longer
+    effective: Tensor = _NativeGatedMask.apply(weight, active, gate, receives, strays)  # type: ignore[no-untyped-call]
+    return effective, strays[0]
 
 
 def power(weight: Tensor, exponent: float) -> Tensor:
@@ -99,8 +149,7 @@ def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tens
 class _SoftThreshold(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
-        bound = threshold.to(weight.dtype).clamp_min(0)
-        return weight - torch.minimum(torch.maximum(weight, -bound), bound)
+        return shrunk(weight, threshold, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -108,34 +157,93 @@ class _SoftThreshold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        weight, threshold, gate, reach = ctx.saved_tensors
-        receives = None if reach is None else weight.abs() >= reach.to(weight.dtype)
-        active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
-        scaled = _gradient_map(active, gate, receives).mul_(grad)
-        if not ctx.needs_input_grad[1]:
-            return scaled, None, None, None
-        signed = weight.sign().mul_(scaled)
-        if threshold.numel() == 1:
-            return scaled, -signed.sum(dtype=threshold.dtype).reshape(threshold.shape), None, None
-        return scaled, -signed.to(threshold.dtype).sum_to_size(threshold.shape), None, None
+        return *_threshold_gradients(grad, ctx.saved_tensors, ctx.needs_input_grad[1]), None, None
+
+
+def _threshold_gradients(grad: Tensor, saved: Sequence[Any], is_learned: bool) -> tuple[Tensor, Tensor | None]:
+    """What the weight and the threshold receive."""
+    weight, threshold, gate, reach = saved
+    receives = None if reach is None else weight.abs() >= reach.to(weight.dtype)
+    active = weight.abs().gt_(threshold.to(weight.dtype).clamp_min(0))
+    scaled = _gradient_map(active, gate, receives).mul_(grad)
+    if not is_learned:
+        return scaled, None
+    signed = weight.sign().mul_(scaled)
+    if threshold.numel() == 1:
+        return scaled, -signed.sum(dtype=threshold.dtype).reshape(threshold.shape)
+    return scaled, -signed.to(threshold.dtype).sum_to_size(threshold.shape)
+
+
+class _ShapedThreshold(torch.autograd.Function):
+    """Other values forward, the same gradients."""
+
+    @staticmethod
+    def forward(
+        weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None, shape: float, rescale_dim: int | None
+    ) -> Tensor:
+        effective = shrunk(weight, threshold, shape)
+        return effective if rescale_dim is None else effective.mul_(channel_scale(weight, effective != 0, rescale_dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:4])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_threshold_gradients(grad, ctx.saved_tensors, ctx.needs_input_grad[1]), None, None, None, None
 
 
 class _NativeSoftThreshold(torch.autograd.Function):
-    """The same by the kernels; torch calls a function without setup_context, which only functorch needs, much faster."""
+    """T = g(s) and the same by the kernels: one node where a small layer would feel every further one.
+
+    torch calls a function without setup_context, which only functorch needs, much faster.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> tuple[Tensor, int]:
-        ctx.save_for_backward(weight, threshold, gate, reach)
-        return native.soft_threshold(weight, max(threshold.item(), 0.0))
+    def forward(
+        ctx: Any, weight: Tensor, s: Tensor, gate: Tensor, reach: Tensor | None, function: str, counted: list[int]
+    ) -> Tensor:
+        ctx.save_for_backward(weight, s, gate, reach)
+        threshold = threshold_value(s, function).item()
+        ctx.given = function, threshold
+        effective, count = native.soft_threshold(weight, max(threshold, 0.0))
+        counted.append(count)
+        return effective
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight, s, gate, reach), (function, threshold) = ctx.saved_tensors, ctx.given
         if torch.is_grad_enabled() or not is_eager_memory(grad):  # gradients of gradients, and traces, need torch's operations
-            return _SoftThreshold.backward(ctx, grad)
-        weight, threshold, gate, reach = ctx.saved_tensors
-        bound, bar = max(threshold.item(), 0.0), None if reach is None else reach.item()
-        scaled, total = native.soft_threshold_gradients(weight, grad, bound, gate.item(), bar)
-        return scaled, torch.full_like(threshold, -total), None, None
+            value = threshold_value(s, function)
+            scaled, of_threshold = _threshold_gradients(grad, (weight, value, gate, reach), ctx.needs_input_grad[1])
+            of_s = None if of_threshold is None else _through_threshold_value(of_threshold, value, function)
+            return scaled, of_s, None, None, None, None
+        bar = None if reach is None else reach.item()
+        scaled, total = native.soft_threshold_gradients(weight, grad, max(threshold, 0.0), gate.item(), bar)
+        of_s = torch.full_like(s, _in_float32(-total, threshold, function)) if ctx.needs_input_grad[1] else None
+        return scaled, of_s, None, None, None, None
+
+
+def _through_threshold_value(of_threshold: Tensor, threshold: Tensor, function: str) -> Tensor:
+    """The gradient of s from that of T = g(s), as torch's own backward pass has it."""
+    if function == "sigmoid":
+        of_s: Tensor = torch.ops.aten.sigmoid_backward(of_threshold, threshold)
+        return of_s
+    return of_threshold * threshold if function == "exp" else of_threshold
+
+
+def _in_float32(of_threshold: float, threshold: float, function: str) -> float:
+    """The same for one number without torch's calls, and with their bits: a double rounded after every operation."""
+    if function == "identity":
+        return of_threshold
+    factor = _rounded(of_threshold)
+    if function == "sigmoid":
+        factor = _rounded(factor * _rounded(1.0 - threshold))
+    return _rounded(factor * threshold)
+
+
+def _rounded(value: float) -> float:
+    return ctypes.c_float(value).value
 
 
 class _GatedMask(torch.autograd.Function):
@@ -154,8 +262,28 @@ class _GatedMask(torch.autograd.Function):
         return (share if gate is None else _gradient_map(share, gate, receives)).mul_(grad), None, None, None
 
 
+class _NativeGatedMask(torch.autograd.Function):
+    """The same by the kernels, without setup_context as above."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, active: Tensor, gate: Tensor | None, receives: Tensor | None, strays: list[int]
+    ) -> Tensor:
+        ctx.save_for_backward(active, gate, receives)
+        effective, count = masks.masked_product(weight, active)
+        strays.append(count)
+        return effective
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        active, gate, receives = ctx.saved_tensors
+        if torch.is_grad_enabled() or not masks.fits(grad, active, receives):
+            return *_GatedMask.backward(ctx, grad), None
+        return masks.masked_product(grad, active, 0.0 if gate is None else gate.item(), receives)[0], None, None, None, None
+
+
 # torch looks up this signature at every call; kept here, that takes no time
-for _function in (_SoftThreshold, _GatedMask):
+for _function in (_SoftThreshold, _ShapedThreshold, _GatedMask):
     _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,25 @@ from torch.nn.utils import parametrize
 from autosparse.common.tensors import whole
 from autosparse.parametrizations import SparseParametrization
 
+PARTS = "_parts"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """Whether this is the Conv1D of transformers (GPT-2), a Linear with its weight transposed; known without importing it."""
     return any(kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
+
+
+class Parts(parametrize.ParametrizationList):
+    """torch's list of parametrizations, which for one alone takes a fraction of the time: small layers feel it."""
+
+    def forward(self) -> Tensor:
+        if len(self._modules) > 1:  # the user has added one
+            return super().forward()
+        part = self._modules["0"]
+        assert isinstance(part, SparseParametrization)
+        effective: Tensor = part.forward(self.original)
+        return effective
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ class Layer:
     def stored(self) -> Tensor:
         """The parameter that the optimizer trains; a sharded tensor under FSDP2."""
         place = self.places[0]
-        if self.attached:
+        if PARTS in vars(self) or self.attached:
             return self._list().original
         parameter = place.module._parameters[place.tensor]
         assert parameter is not None
@@ -91,10 +105,13 @@ class Layer:
         return parametrization
 
     def _list(self) -> parametrize.ParametrizationList:
-        place = self.places[0]
-        parametrizations = place.module.parametrizations[place.tensor]  # type: ignore[index]
-        assert isinstance(parametrizations, parametrize.ParametrizationList)
-        return parametrizations
+        parts: Any = vars(self).get(PARTS)
+        if parts is None:
+            place = self.places[0]
+            parts = place.module.parametrizations[place.tensor]  # type: ignore[index]
+            vars(self)[PARTS] = parts  # a module, no parameter; looked up several times per step
+        assert isinstance(parts, parametrize.ParametrizationList)
+        return parts
 
     def weight(self) -> Tensor:
         """The stored weight, whole and detached."""
@@ -123,17 +140,29 @@ class Layer:
         for place in self.places:
             # unsafe: the checks would run the parametrization once more, and cannot run on the meta device
             parametrize.register_parametrization(place.module, place.tensor, parametrization, unsafe=True)
+            place.module.parametrizations[place.tensor].__class__ = Parts  # type: ignore[index]
+            if not _hooks_of(place.module._load_state_dict_pre_hooks, _from_plain):
+                place.module.register_load_state_dict_pre_hook(_from_plain)  # type: ignore[no-untyped-call]
             if isinstance(place.module, nn.RNNBase) and _drop_graph not in place.module._forward_hooks.values():
                 place.module.register_forward_hook(_drop_graph)
 
     def detach(self) -> None:
         """Remove the parametrization; what is stored stays as it is."""
+        vars(self).pop(PARTS, None)
         for place in self.places:
             _own_class(place.module)
             parametrize.remove_parametrizations(place.module, place.tensor, leave_parametrized=False)
-            hooks = place.module._forward_hooks
-            for key in [key for key, hook in hooks.items() if hook is _drop_graph]:
-                del hooks[key]
+            for hooks, hook in (
+                (place.module._forward_hooks, _drop_graph),
+                (place.module._load_state_dict_pre_hooks, _from_plain),
+            ):
+                for key in _hooks_of(hooks, hook):
+                    del hooks[key]
+
+
+def _hooks_of(hooks: Mapping[int, Any], hook: Callable[..., Any]) -> list[int]:
+    """The keys of a hook; torch wraps those of load_state_dict."""
+    return [key for key, registered in hooks.items() if getattr(registered, "hook", registered) is hook]
 
 
 def _own_class(module: nn.Module) -> None:
@@ -146,3 +175,14 @@ def _own_class(module: nn.Module) -> None:
 def _drop_graph(module: nn.RNNBase, args: Any, output: Any) -> None:
     """torch keeps the weights of an RNN's last forward pass; with their graph they could be neither copied nor freed."""
     module._flat_weights = [each if each is None or each.is_leaf else each.detach() for each in module._flat_weights]
+
+
+def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Let load_state_dict read a plain weight into a sparsified module; thresholds and masks stay for now."""
+    for tensor, parts in module.parametrizations.items():  # type: ignore[operator,union-attr]
+        part, stored, plain = parts[0], f"{prefix}parametrizations.{tensor}.original", prefix + tensor
+        if isinstance(part, SparseParametrization) and plain in state and stored not in state:
+            state[stored] = part.right_inverse(state.pop(plain))
+            for name, value in part.state_dict().items():
+                state.setdefault(f"{prefix}parametrizations.{tensor}.0.{name}", value)
+            part.took_plain_weight = True

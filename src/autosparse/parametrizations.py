@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse import functional
-from autosparse.common.tensors import assign, kth_smallest, split_at, threshold_for, whole
+from autosparse.common.tensors import assign, kth_smallest, start_bound, threshold_for, whole
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -20,6 +20,7 @@ class SparseParametrization(nn.Module):
         super().__init__()
         # Not persistent: the Sparsifier owns alpha and pushes it here. One buffer per layer, since shared ones split on .to().
         self.register_buffer("gate", torch.zeros(1, device=weight.device), persistent=False)
+        self.took_plain_weight = False  # since the method's start looked at the weights
 
     def open_gate(self, value: float) -> None:
         """Set what pruned weights receive of their gradient."""
@@ -51,6 +52,10 @@ class SparseParametrization(nn.Module):
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What is stored when a plain weight is assigned."""
         return weight
+
+    def unpruned(self, stored: Tensor) -> Tensor:
+        """The plain weight that is stored, before anything is pruned."""
+        return stored
 
     def active(self, weight: Tensor) -> Tensor:
         """Where the effective weight is not zero, given the stored (whole or local) weight."""
@@ -100,9 +105,15 @@ class Gated(SparseParametrization):
 
 
 class SoftThreshold(Gated):
-    """sign(w) * relu(|w| - g(s)) with a learned s for the layer or each channel, or a shared unlearned one."""
+    """sign(w) * relu(|w| - g(s)) with a learned s for the layer or each channel, or a shared unlearned one.
+
+    `power` and `rescale_dim` change the values, not the gradients: see `functional.shaped_threshold`.
+    """
 
     threshold: Tensor
+
+    power: float = 1.0
+    rescale_dim: int | None = None
 
     def __init__(self, weight: Tensor, shape: tuple[int, ...], function: str, learned: bool, backward_sparsity: float) -> None:
         super().__init__(weight)
@@ -120,16 +131,23 @@ class SoftThreshold(Gated):
         self.register_buffer("reach", torch.zeros(1, dtype=dtype, device=weight.device) if backward_sparsity else None)
 
     def forward(self, weight: Tensor) -> Tensor:
-        value = functional.threshold_value(self.threshold, self.function)
-        effective, count = functional.counted_soft_threshold(weight, value, self.gate, self.backward_bound)
+        s = self.threshold
+        if self.power != 1 or self.rescale_dim is not None:
+            value = functional.threshold_value(s, self.function)
+            return functional.shaped_threshold(weight, value, self.gate, self.reach, self.power, self.rescale_dim)
+        effective, count = functional.learned_soft_threshold(weight, s, self.function, self.gate, self.reach)
         # a tied embedding gives some rows of the parameter; what was made in inference mode has no version
         if count is not None and isinstance(weight, nn.Parameter) and not weight.is_inference():
-            self._counted = weight._version, self.threshold._version, count
+            vars(self)["_counted"] = weight._version, s._version, count  # past nn.Module, whose assignments take long
         return effective
+
+    @property
+    def is_learned(self) -> bool:
+        return isinstance(self.threshold, nn.Parameter)
 
     def cached_count(self, weight: Tensor) -> int | None:
         weight_version, threshold_version, count = self._counted
-        return count if (weight_version, threshold_version) == (weight._version, self.threshold._version) else None
+        return count if weight_version == weight._version and threshold_version == self.threshold._version else None
 
     def threshold_values(self) -> Tensor:
         return functional.threshold_value(whole(self.threshold.detach()), self.function)
@@ -152,10 +170,10 @@ class SoftThreshold(Gated):
         channel = next((dim for dim, size in enumerate(self.threshold.shape) if size > 1), None)
         magnitudes = weight.detach().abs()
         if channel is None:
-            self.set_threshold(split_at(magnitudes, round(sparsity * weight.numel())))
+            self.set_threshold(start_bound(magnitudes, round(sparsity * weight.numel())))
             return
         rows = magnitudes.movedim(channel, 0).reshape(self.threshold.numel(), -1)
-        values = torch.stack([split_at(row, round(sparsity * row.numel())) for row in rows])
+        values = torch.stack([start_bound(row, round(sparsity * row.numel())) for row in rows])
         self.set_threshold(values.reshape(self.threshold.shape))
 
     def limit_density(self, weight: Tensor, density: float) -> bool:
@@ -201,9 +219,23 @@ class Masked(Gated):
         self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool, requires_grad=False))
         self.receives: Tensor | None
         self.register_buffer("receives", self.mask.clone() if restricts_gradient else None)
+        self._counted: tuple[Tensor, int, int] | None = None  # a mask, its version, and its active weights
+        self.zeros_last: bool | None = None  # whether pruned weights stay zero over a step; None: not tried
 
     def forward(self, weight: Tensor) -> Tensor:
-        return functional.gated_mask(weight, self.mask, self.gate if self.is_open else None, self.receives)
+        gate = self.gate if self.is_open else None
+        effective, strays = functional.counted_gated_mask(weight, self.mask, gate, self.receives)
+        if strays and self.zeros_last:
+            vars(self)["zeros_last"] = False  # past nn.Module, whose assignments take long
+        return effective
+
+    def cached_count(self, weight: Tensor) -> int | None:
+        mask = self.mask
+        if not mask.is_cpu:  # any other device would have to wait for the number
+            return None
+        if self._counted is None or self._counted[0] is not mask or self._counted[1] != mask._version:
+            self._counted = mask, mask._version, int(torch.count_nonzero(mask))
+        return self._counted[2]
 
     @property
     def gradient_entries(self) -> str:

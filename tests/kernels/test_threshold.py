@@ -58,6 +58,35 @@ def test_it_equals_torch(
     assert abs(float(ours[2]) - float(exact)) <= 1e-6 * (1 + float(theirs[1].abs().sum()))
 
 
+@pytest.mark.parametrize("function", ["sigmoid", "exp"])
+def test_the_gradient_of_s_has_the_bits_of_torchs_backward_pass(native: None, function: str) -> None:
+    for start in torch.linspace(-20, 3, 200).tolist():
+        weight, grad = torch.randn(6, 5), torch.randn(6, 5)
+        s = torch.tensor([start], requires_grad=True)
+        functional.learned_soft_threshold(weight, s, function, torch.tensor([0.5]), None)[0].backward(grad)
+        through_torch = torch.tensor([start], requires_grad=True)
+        value = functional.threshold_value(through_torch, function)
+        functional.learned_soft_threshold(weight, value, "identity", torch.tensor([0.5]), None)[0].backward(grad)
+        assert torch.equal(s.grad, through_torch.grad)
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "exp", "identity"])
+def test_a_gradient_of_a_gradient_goes_through_s(native: None, function: str) -> None:
+    weight, start = torch.randn(6, 5), 0.3 if function == "identity" else -1.0
+
+    def second() -> Tensor:
+        leaf, s = weight.clone().requires_grad_(), torch.tensor([start], requires_grad=True)
+        effective, _ = functional.learned_soft_threshold(leaf, s, function, torch.tensor([0.5]), None)
+        (of_s,) = torch.autograd.grad(effective.square().sum(), s, create_graph=True)
+        return torch.autograd.grad(of_s, s)[0]
+
+    ours = second()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional.native, "fits", lambda *_, **__: False)
+        assert torch.allclose(ours, second())
+    assert ours.abs() > 0
+
+
 def test_not_a_number_is_not_hidden(instruction_set: str) -> None:
     weight, grad = torch.tensor([float("nan"), 2.0, -0.1]), torch.tensor([1.0, float("inf"), 1.0])
     effective, of_weight, of_threshold = results(weight, grad, 0.5, 0.0, None)

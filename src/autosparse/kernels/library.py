@@ -15,7 +15,7 @@ import torch  # noqa: F401  before the library: both must share torch's OpenMP r
 from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 10
+INTERFACE_VERSION = 11
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"

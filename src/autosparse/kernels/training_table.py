@@ -113,4 +113,5 @@ class TrainingTable(Structure):
         ("soft_threshold", _function(_INT, _INT, _ARRAY, _FLOAT, _INT, _ARRAY)),
         ("soft_threshold_gradients", _function(_DOUBLE, _INT, _ARRAY, _ARRAY, *[_FLOAT] * 3, _INT, _ARRAY, _ARRAY)),
         ("count_above", _function(_INT, _INT, _ARRAY, _FLOAT, _INT)),
+        ("masked_product", _function(_INT, _INT, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT, _ARRAY)),
     ]

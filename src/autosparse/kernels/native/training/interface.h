@@ -193,4 +193,9 @@ struct TrainingTable {
 
     // How many weights have |weight| > threshold, threshold >= 0.
     int64_t (*count_above)(int64_t count, const float* weight, float threshold, int64_t threads);
+
+    // product = values inside the mask, gate * values where `receives` (null: everywhere else), 0 * values elsewhere; gate in
+    // [0, 1]. Returns how many values outside the mask are not zero. product may be values.
+    int64_t (*masked_product)(int64_t count, const uint8_t* mask, const uint8_t* receives, const float* values, float gate,
+                              int64_t threads, float* product);
 };

@@ -6,6 +6,7 @@
 #include "gather.h"
 #include "interface.h"
 #include "joint_gradient.h"
+#include "masks.h"
 #include "normalise.h"
 #include "sweep.h"
 #include "threshold.h"
@@ -39,5 +40,6 @@ constexpr TrainingTable make_training_table() {
             refresh_transposed<Simd>,
             soft_threshold<Simd>,
             soft_threshold_gradients<Simd>,
-            count_above<Simd>};
+            count_above<Simd>,
+            masked_product<Simd>};
 }
