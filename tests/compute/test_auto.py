@@ -282,6 +282,6 @@ def test_a_model_is_traced_once_per_plan(measured: Measured, monkeypatch: pytest
     assert plans
     assert len(traced) == 1 + len(plans), "the first plan is made before anything is fused"
     for _ in range(3):
-        run.sp._compute.plan(run.sp.layers, run.sp.densities(), run.model)
+        run.sp._compute.plan(run.sp.layers, run.sp.densities, run.model)
         run.model(batch(0)[0])
     assert len(traced) == 1 + len(plans), "a plan that changes nothing keeps its trace"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -97,6 +98,7 @@ def test_auto_follows_the_planner_and_says_what_it_chose(monkeypatch):
 
     class Planned:
         seconds_spent = 0.25
+        decisions: ClassVar[dict[str, object]] = {}
 
         def considers(self, workload, density):
             return True

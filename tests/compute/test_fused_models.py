@@ -66,6 +66,15 @@ class DroppingByNumpy(Net):
         return super().forward(x) * (1.0 if np.random.rand() < 2 else 0.0)
 
 
+class Optional(Net):
+    """Cannot be traced, and is called as Hugging Face's models are: by keyword, beside arguments that are no tensors."""
+
+    def forward(self, pixels: Tensor | None = None, scale: float = 1.0, names: tuple[str, ...] = ()) -> Tensor:
+        assert pixels is not None
+        states = self.blocks(input=self.stem(pixels * scale))
+        return self.fc(self.depthwise(input=states).mean((2, 3)))
+
+
 SWITCH = {"negative": False}
 
 
@@ -117,6 +126,22 @@ def test_gradients_and_statistics_are_those_of_torch(native: None, kind: type[Ne
     held = dict(model.named_buffers())
     for name, value in exact.named_buffers():
         assert torch.allclose(held[name].double(), value.double(), rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("call", ["model(pixels=x)", "model(x, 0.5)", "model(x, names=('a',))"])
+def test_calls_by_keyword_and_with_other_arguments_are_fused_too(native: None, call: str) -> None:
+    results = {}
+    for mode in ("dense", "sparse"):
+        torch.manual_seed(0)
+        model, (x, _) = Optional(), images()
+        start(model, mode)
+        for _ in range(2):
+            model.zero_grad()
+            eval(call, {"model": model, "x": x}).square().sum().backward()
+        results[mode] = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert fused_forward.count_fused(model) == BATCH_NORMS
+    for name, value in results["dense"].items():
+        torch.testing.assert_close(results["sparse"][name], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v1"])

@@ -44,7 +44,7 @@ def test_gradients_are_those_of_dense_compute(method: autosparse.methods.Method,
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
     vocabulary = next(layer for layer in sp.layers if layer.name == "output")
     assert [place.name for place in vocabulary.places] == ["output", "embedding"]
-    assert sp._counts_of_step().tolist() == sp.counts().tolist()
+    assert sp._densities_of_step().tolist() == sp.densities()
 
 
 def test_the_embedding_has_its_own_forward_again_afterwards() -> None:

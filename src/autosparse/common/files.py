@@ -28,10 +28,10 @@ def whole_file(path: Path, force: bool = True) -> Iterator[Path]:
         mode = unfinished.stat().st_mode
         yield unfinished
         unfinished.chmod(mode)  # some writers create files that only their owner may read
-        _sync(unfinished)
+        sync(unfinished)
         refuse_existing(path, force)
         os.replace(unfinished, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -100,9 +100,9 @@ def whole_folder(path: Path, force: bool) -> Iterator[Path]:
         yield unfinished
         path.mkdir(exist_ok=True)
         for file in sorted(unfinished.iterdir()):
-            _sync(file)
+            sync(file)
             os.replace(file, path / file.name)
-        _sync(path)
+        sync(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -140,7 +140,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until the file, or the entries of a folder, are on the disk; not every system can open a folder."""
     if path.is_dir() and os.name == "nt":
         return

@@ -17,11 +17,11 @@ EXACT = 2**24  # float32 counts exactly up to here
 
 
 def kth_smallest(values: Tensor, k: int) -> Tensor:
-    """The k-th smallest element (k counts from 1), exact; a strided sample brackets it, so large tensors need no sort."""
+    """The k-th smallest element (k counts from 1), exact; on the CPU a strided sample brackets it: large ones need no sort."""
     flat = values.reshape(-1)
     if not 1 <= k <= flat.numel():
         raise ValueError(f"k = {k} is outside 1..{flat.numel()}")
-    if flat.numel() < 8 * SAMPLE:
+    if flat.numel() < 8 * SAMPLE or flat.device.type != "cpu":  # another device would have to wait for the bracket
         return flat.kthvalue(k).values
     sample = flat[:: flat.numel() // SAMPLE].contiguous()
     middle = k / flat.numel()
@@ -54,6 +54,8 @@ def top_mask(scores: Tensor, count: int) -> Tensor:
         return torch.full(scores.shape, count > 0, dtype=torch.bool, device=scores.device)
     flat = scores.reshape(-1)
     cut = kth_smallest(flat, total - count + 1)
+    if flat.device.type != "cpu":
+        return _top_without_waiting(flat, cut, count).reshape(scores.shape)
     mask = flat >= cut
     surplus = int(torch.count_nonzero(mask)) - count
     if surplus:
@@ -63,6 +65,14 @@ def top_mask(scores: Tensor, count: int) -> Tensor:
         tied = torch.nonzero(missed if cut.isnan() else flat == cut).reshape(-1)
         mask[tied[len(tied) - surplus :]] = False
     return mask.reshape(scores.shape)
+
+
+def _top_without_waiting(flat: Tensor, cut: Tensor, count: int) -> Tensor:
+    """The same mask by operations that a device can queue: the host reads nothing."""
+    missed = flat.isnan()
+    above = (flat > cut) | (missed & ~cut.isnan())
+    tied = (flat == cut) | (missed & cut.isnan())
+    return above | (tied & (tied.cumsum(0) <= count - above.sum()))
 
 
 def split_at(magnitudes: Tensor, below: int) -> Tensor:
@@ -76,6 +86,12 @@ def split_at(magnitudes: Tensor, below: int) -> Tensor:
     # Many zeros, or nothing to cut: below the smallest weight that is not zero, where a threshold can still be learned.
     positive = flat[flat > 0]
     return positive.min() / 2 if positive.numel() else bound
+
+
+def start_bound(magnitudes: Tensor, below: int) -> Tensor:
+    """The same for a soft threshold that starts there: with nothing to prune it is at most 0.1 % of the mean magnitude."""
+    bound = split_at(magnitudes, below)
+    return bound if below > 0 else torch.minimum(bound, magnitudes.mean() / 1000)
 
 
 def threshold_for(magnitudes: Tensor, density: float) -> Tensor:

@@ -88,7 +88,7 @@ def _largest_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
 def _cast(*tensors: Tensor | None) -> list[Any]:
     """What autocast would do inside the operation, done outside so that the backward pass has one dtype."""
     device = next(each for each in tensors if each is not None).device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return list(tensors)
     return [None if each is None else each.to(torch.get_autocast_dtype(device)) for each in tensors]
 

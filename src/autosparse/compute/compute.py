@@ -13,10 +13,11 @@ from torch import nn
 
 from autosparse import kernels
 from autosparse.common.ranks import from_first_rank, leads, ranks
-from autosparse.compute import fused_forward, routing
+from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
 from autosparse.compute.overrides import Override
 from autosparse.compute.planner import DENSE, Passes, Planner
+from autosparse.compute.proof import Proofs
 from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
 
@@ -35,6 +36,13 @@ class LayerPlan:
     passes: tuple[str, ...]
     dense_seconds: float | None
     seconds: float | None
+    reason: str = ""  # why passes are dense
+
+    def __str__(self) -> str:
+        if not self.passes:
+            return f"dense: {self.reason}"
+        skipped = "all passes" if len(self.passes) == len(Passes._fields) else ", ".join(self.passes)
+        return f"skips zeros: {skipped}" + (f" ({self.reason})" if self.reason else "")
 
 
 class Compute:
@@ -50,6 +58,7 @@ class Compute:
         self.first_plan_is_due = False  # after the coming step, when the shapes of inputs are known
         self._records: dict[str, Override] = {}  # of layers that a kernel may serve
         self._traces = Traces()
+        self._proofs = Proofs()
         self._fused: nn.Module | None = None
 
     def choose(self, mode: str, layers: Sequence[Layer], model: nn.Module) -> None:
@@ -62,6 +71,7 @@ class Compute:
         for layer in layers:
             routing.forget(layer)
         self.mode, self._records, self.planner, self.first_plan_is_due = mode, {}, None, mode == "auto"
+        self._proofs = Proofs(is_needed=mode == "auto")
         if mode == "sparse":
             self._apply({layer.name: SPARSE for layer in layers if routing.fits(layer)}, layers, model)
             if not self._records:
@@ -73,10 +83,13 @@ class Compute:
             watched = {layer.name: routing.watch(layer) for layer in layers}
             self._records = {name: record for name, record in watched.items() if record is not None}
 
-    def plan(self, layers: Sequence[Layer], densities: Sequence[float], model: nn.Module, rare: bool = False) -> None:
+    def plan(
+        self, layers: Sequence[Layer], densities: Callable[[], Sequence[float]], model: nn.Module, rare: bool = False
+    ) -> None:
         """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
 
-        `rare`: pruned weights receive gradients at few steps only, so plan for the steps between. All ranks follow rank 0.
+        `densities` are asked for only on the CPU: any other device would have to wait for them. `rare`: pruned weights
+        receive gradients at few steps only, so plan for the steps between. All ranks follow rank 0.
         """
         if self.mode != "auto":
             return
@@ -84,10 +97,12 @@ class Compute:
         self._note_shapes({}, layers)
         if layers[0].stored.device.type != "cpu":
             return
+        present = densities()  # on every rank: a sharded model gathers its weights for them
         passes = {}
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
-            fusible = cache(partial(fused_convolutions, model, self._traces))  # only if a convolution may run sparse
-            for layer, density in zip(layers, densities, strict=True):
+            refused = self._proofs.refused_inside(model, "")
+            fusible = cache(partial(fused_convolutions, model, self._traces, refused))  # only if a convolution may run sparse
+            for layer, density in zip(layers, present, strict=True):
                 if layer.name in self._shapes and routing.fits(layer):
                     passes[layer.name] = self._choose(layer, density, rare, fusible)
         if ranks() > 1:
@@ -138,12 +153,21 @@ class Compute:
         if changed:
             self._traces.renew()
         if self._fuses() and self._passes:
-            if changed:  # a module where nothing could be fused may be traced again
-                fused_forward.install(model, self._traces)
+            if changed or self._fused is None:  # a module where nothing could be fused may be traced again
+                fused_forward.install(model, "", self._traces, self._proofs)
             self._fused = model
-        elif self._fused is not None:
+        else:
+            self._unfuse()
+
+    def _unfuse(self) -> None:
+        if self._fused is not None:
             fused_forward.remove(self._fused)
             self._fused = None
+
+    @property
+    def skips_zeros(self) -> bool:
+        """Whether any layer runs on the sparse kernels now."""
+        return bool(self._passes)
 
     @property
     def _passes(self) -> dict[str, Passes]:
@@ -164,6 +188,7 @@ class Compute:
             "shapes": {} if self.first_plan_is_due else {name: list(shape) for name, shape in self._shapes.items()},
             "passes": {name: list(passes) for name, passes in self._passes.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
+            "fusing": self._proofs.state_dict(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -175,6 +200,8 @@ class Compute:
             Passes(*passes)
         if self.planner is not None and planned is not None:
             copy.copy(self.planner).load_state_dict(planned)
+        if "fusing" in state:
+            Proofs().load_state_dict(state["fusing"])
 
     def load_state_dict(self, state: Mapping[str, Any], layers: Sequence[Layer], model: nn.Module) -> None:
         """Compute as the saved run did; with other threads or kernels it is measured anew in the next steps."""
@@ -191,6 +218,9 @@ class Compute:
         self.planner.load_state_dict(state["planner"])
         self.first_plan_is_due = due
         self._note_shapes(state["shapes"], layers)
+        self._unfuse()
+        if "fusing" in state:  # which older states do not have: then the next step is compared
+            self._proofs.load_state_dict(state["fusing"])
         fitting = {layer.name for layer in layers if routing.fits(layer)}
         self._apply({name: Passes(*each) for name, each in state["passes"].items() if name in fitting}, layers, model)
 
@@ -201,9 +231,17 @@ class Compute:
         for layer, density in zip(layers, densities, strict=True):
             passes, decision = self._passes.get(layer.name, DENSE), decisions.get(layer.name)
             sparse = tuple(name for name, is_sparse in passes._asdict().items() if is_sparse)
-            seconds = (decision.dense_seconds, decision.seconds) if decision else (None, None)
-            plans.append(LayerPlan(layer.name, tuple(layer.shape), density, sparse, *seconds))
+            dense, now = (decision.dense_seconds, decision.seconds) if decision else (None, None)
+            reason = self._reason(layer, density, passes)
+            plans.append(LayerPlan(layer.name, tuple(layer.shape), density, sparse, dense, now, reason))
         return plans
+
+    def _reason(self, layer: Layer, density: float, passes: Passes) -> str:
+        if not any(passes):
+            record = self._records.get(layer.name)
+            return reasons.why_dense(layer, density, self.mode, self.planner, record, self.first_plan_is_due)
+        needs_all = not passes.weight and layer.attached and layer.parametrization.gradient_entries == "all"
+        return "pruned weights receive gradients, so that of the weight is dense" if needs_all else ""
 
     def __str__(self) -> str:
         if not self._passes:
@@ -214,7 +252,7 @@ class Compute:
         fused = 0 if self._fused is None else fused_forward.count_fused(self._fused)
         norms = f"; {fused} batch norms are fused with their convolutions" if fused else ""
         spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"
-        return f"{count} of {served * len(Passes._fields)} passes {where}{norms}{spent}"
+        return f"{count} of {served * len(Passes._fields)} passes {where}{norms}{self._proofs}{spent}"
 
     def _why_dense(self) -> str:
         if not kernels.available():

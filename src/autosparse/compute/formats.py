@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autosparse.compute.overrides import SPARSE, override_of, owner_of
+from autosparse.compute.plain_modules import activation_of
 from autosparse.compute.tracing import IN_PLACE, has_hooks
 from autosparse.compute.writes import FRESH_FILES, FRESH_NAMES, TORCH_FUNCTIONS, TORCH_MODULES
 
@@ -48,6 +49,10 @@ def _passes_on(node: fx.Node, root: nn.Module) -> bool:
         name = _name(node)
         return name in PASSES_ON or name.removesuffix("_") in PASSES_ON
     module = root.get_submodule(str(node.target))
+    activation = activation_of(module)
+    if activation is not None:
+        is_known = type(activation) is nn.Identity or type(activation).forward.__module__ in FILES_THAT_PASS_ON
+        return is_known and not has_hooks(module)
     file = type(module).forward.__module__
     is_plain = owner_of(module) is None and not has_hooks(module)
     has_children = any(name != "parametrizations" for name in module._modules)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.compute.overrides import SPARSE, override_of
+from autosparse.compute.plain_modules import is_norm_with_activation
 from autosparse.compute.planner import DENSE
 from autosparse.compute.routing import gradient_entries, pair
 from autosparse.kernels import autograd, normalise
@@ -30,6 +31,12 @@ def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> 
     raw, folded, statistics = autograd.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
     track(norm, statistics, raw)
     return Normalised(raw, folded)
+
+
+def conv_norm_as_tensor(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """norm(conv(x)) by one fused step; a batch norm that has an activation applies it."""
+    result = plain(conv_norm(conv, norm, x))
+    return norm.act(result) if is_norm_with_activation(norm) else result  # type: ignore[operator]
 
 
 def activated(value: Normalised) -> Normalised:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from autosparse.common.graphs import ADDS, RELUS, calls
 from autosparse.compute import fused_layers
 from autosparse.compute.formats import is_channels_last, may_be_viewed
 from autosparse.compute.overrides import SPARSE, owner_of
+from autosparse.compute.plain_modules import activation_of, computes_as
 from autosparse.compute.tracing import IN_PLACE, Trace, Traces, has_hooks, is_container, sole_input
 from autosparse.compute.writes import may_be_written
 
@@ -23,20 +25,21 @@ ADDS_IN_PLACE: tuple[Any, ...] = (IN_PLACE["iadd"], "add_")
 def fuses_conv(module: nn.Module) -> bool:
     """A Conv2d with torch's own forward, or with the sparse one in its place."""
     return (
-        type(module).forward is nn.Conv2d.forward
-        and isinstance(module, nn.Conv2d)
+        isinstance(module, nn.Conv2d)
+        and computes_as(module, nn.Conv2d)
         and owner_of(module) in (None, SPARSE)
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
         and not has_hooks(module)
+        and all(each.dtype is torch.float32 and each.device.type == "cpu" for each in module.parameters())
     )
 
 
 def fuses_norm(module: nn.Module) -> bool:
-    """A BatchNorm2d in training, as torch computes it."""
+    """A BatchNorm2d in training, as torch computes it, perhaps with an activation of its own."""
     return (
-        type(module).forward is nn.BatchNorm2d.forward
-        and isinstance(module, nn.BatchNorm2d)
+        isinstance(module, nn.BatchNorm2d)
+        and (computes_as(module, nn.BatchNorm2d) or activation_of(module) is not None)
         and owner_of(module) is None
         and module.training
         and not has_hooks(module)
@@ -45,45 +48,61 @@ def fuses_norm(module: nn.Module) -> bool:
     )
 
 
+def is_relu_module(module: nn.Module) -> bool:
+    return computes_as(module, nn.ReLU) and owner_of(module) is None and not has_hooks(module)
+
+
 def _is_plain(tensor: Tensor | None) -> bool:
     return tensor is None or (tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous())
 
 
-def fused_convolutions(root: nn.Module, traces: Traces) -> set[nn.Module]:
+def fused_convolutions(root: nn.Module, traces: Traces, refused: Collection[nn.Module] = ()) -> set[nn.Module]:
     """The convolutions that fused steps would take in; where a module cannot be traced, those of its parts."""
     if not is_container(root):
         return set()
     graph = None if type(root).forward is nn.Module.forward else traces.of(root).graph
     if graph is not None:
-        return _Rewriter(root, graph).convolutions()
-    return set().union(*(fused_convolutions(child, traces) for child in root.children()))
+        return _Rewriter(root, graph, refused).convolutions()
+    return set().union(*(fused_convolutions(child, traces, refused) for child in root.children()))
 
 
-def fuse(root: nn.Module, trace: Trace) -> tuple[Callable[..., Any] | None, int]:
-    """A function that computes root.forward with fused steps, called with root first; how many batch norms it fuses."""
+class Fused:
+    """A module's forward by fused steps, called with the module first, and the batch norms that it fuses."""
+
+    def __init__(self, graph: fx.Graph, norms: Sequence[nn.Module]) -> None:
+        self._code, self.norms = graph.python_code("self"), tuple(norms)
+        self.function = self.with_steps({})
+
+    def with_steps(self, steps: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+        """The same function with other functions in the place of some of its steps."""
+        names = {name: steps.get(value, value) if callable(value) else value for name, value in self._code.globals.items()}
+        exec(self._code.src, names)
+        return names["forward"]  # type: ignore[no-any-return]
+
+
+def fuse(root: nn.Module, trace: Trace, refused: Collection[nn.Module] = ()) -> Fused | None:
+    """The fused forward of a module; None where nothing can be fused. Batch norms that are `refused` stay as they are."""
     if trace.graph is None:
-        return None, 0
-    rewriter = _Rewriter(root, trace.graph)
+        return None
+    rewriter = _Rewriter(root, trace.graph, refused)
     graph = rewriter.rewrite()
-    if not rewriter.fused:
-        return None, 0
+    if not rewriter.norms:
+        return None
     graph.lint()
-    code = graph.python_code("self")
-    names = dict(code.globals)
-    exec(code.src, names)
-    return names["forward"], rewriter.fused
+    return Fused(graph, rewriter.norms)
 
 
 class _Rewriter:
     """Copies a graph; values that stay normalised are in `normalised` before their ReLU and in `activated` after it."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, refused: Collection[nn.Module] = ()) -> None:
         self.root, self.old, self.new = root, graph, fx.Graph()
+        self.alone = _used_once(root, graph) - set(refused)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.normalised: set[fx.Node] = set()
         self.activated: set[fx.Node] = set()
         self.plain: dict[fx.Node, fx.Node] = {}
-        self.fused = 0
+        self.norms: list[nn.Module] = []
         self.is_contiguous = not any(is_channels_last(each) for each in root.parameters())
 
     def rewrite(self) -> fx.Graph:
@@ -104,7 +123,7 @@ class _Rewriter:
         if module is None or not fuses_conv(module) or len(users) != 1 or sole_input(node) is None:
             return False
         behind = self._module(users[0])
-        return behind is not None and fuses_norm(behind) and sole_input(users[0]) is not None
+        return behind in self.alone and behind is not None and fuses_norm(behind) and sole_input(users[0]) is not None
 
     def _conv_norm(self, conv: fx.Node) -> bool:
         """Where the convolution stands: its input may be written into before the batch norm."""
@@ -113,9 +132,22 @@ class _Rewriter:
         before, norm = sole_input(conv), next(iter(conv.users))
         assert before is not None
         if norm not in self.copies:
-            self._keep(norm, self.new.call_function(fused_layers.conv_norm, (*self._modules(conv, norm), self.copies[before])))
-            self.fused += 1
+            self._norm(norm, self.new.call_function(fused_layers.conv_norm, (*self._modules(conv, norm), self.copies[before])))
         return True
+
+    def _norm(self, node: fx.Node, value: fx.Node) -> None:
+        """What a batch norm gives, and the activation that it may have."""
+        module = self._module(node)
+        assert module is not None
+        self.norms.append(module)
+        activation = activation_of(module)
+        if activation is None or type(activation) is nn.Identity:
+            self._keep(node, value)
+        elif is_relu_module(activation):
+            self._keep(node, self.new.call_function(fused_layers.activated, (value,)), has_relu=True)
+        else:
+            plain = self.new.call_function(fused_layers.plain, (value,))
+            self.copies[node] = self._in_torch_format(node, self.new.call_module(f"{node.target}.act", (plain,)))
 
     def _modules(self, *nodes: fx.Node) -> list[fx.Node]:
         return [self.new.get_attr(str(each.target)) for each in nodes]
@@ -157,8 +189,7 @@ class _Rewriter:
             norm = next(iter(conv.users))
             both = self.new.call_function(fused_layers.joined_conv_norm, (*arguments, *self._modules(conv, norm)))
             total = self.new.call_function(operator.getitem, (both, 0))
-            self._keep(norm, self.new.call_function(operator.getitem, (both, 1)))
-            self.fused += 1
+            self._norm(norm, self.new.call_function(operator.getitem, (both, 1)))
         self.copies[node] = self.copies[joined] = self._in_torch_format(joined, total)
         return True
 
@@ -179,9 +210,7 @@ class _Rewriter:
         if sole_input(node, allow_keywords=True) is None:
             return False
         module = self._module(node)
-        if module is not None:
-            return type(module).forward is nn.ReLU.forward and owner_of(module) is None and not has_hooks(module)
-        return calls(node, RELUS)
+        return calls(node, RELUS) if module is None else is_relu_module(module)
 
     def _plain(self, node: fx.Node) -> fx.Node:
         if node not in self.normalised and node not in self.activated:
@@ -194,6 +223,15 @@ class _Rewriter:
     def _in_torch_format(self, node: fx.Node, tensor: fx.Node) -> fx.Node:
         is_free = not self.is_contiguous or not may_be_viewed(node, self.root)
         return tensor if is_free else self.new.call_method("contiguous", (tensor,))
+
+
+def _used_once(root: nn.Module, graph: fx.Graph) -> set[nn.Module]:
+    """Modules that one node calls and nothing else reaches: neither reads of their tensors nor modules that hold them too."""
+    called = [root.get_submodule(str(node.target)) for node in graph.find_nodes(op="call_module")]
+    reached = [inner for module in called for inner in module.modules() if inner is not module]
+    read = [root.get_submodule(str(node.target).rpartition(".")[0]) for node in graph.find_nodes(op="get_attr")]
+    times = Counter(called + reached)
+    return {module for module in called if times[module] == 1} - set(read)
 
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autosparse.compute.fused_forward import FusedForward
 
 ATTRIBUTE = "autosparse_override"
-SPARSE, FUSED, LARGEST_INPUTS, USER = "sparse layer", "fused model", "largest inputs", "user"
+SPARSE, FUSED, LARGEST_INPUTS, PLAIN_PASS, USER = "sparse layer", "fused model", "largest inputs", "plain pass", "user"
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Override:
     forward: Callable[..., Any] | None = None
     passes: Passes = DENSE
     input_shape: torch.Size | None = None
+    under_autocast: bool = False  # it was called so in training, for which nothing is planned
     fused: FusedForward | None = None
     # Of a convolution: "torch" as torch's own would be, "weight" as the weight lies, "any" where no user minds.
     result_format: str = "torch"

@@ -15,6 +15,7 @@ from autosparse import kernels
 from autosparse.compute import overrides
 from autosparse.compute.formats import is_channels_last
 from autosparse.compute.overrides import SPARSE, Override
+from autosparse.compute.plain_modules import computes_as
 from autosparse.compute.planner import Passes, Workload
 from autosparse.kernels.geometry import Convolution
 from autosparse.layer import Layer
@@ -31,13 +32,12 @@ def fits(layer: Layer) -> bool:
 def _has_kernel(layer: Layer) -> bool:
     """Whether the kernels know such a layer; its weight may be an embedding's as well."""
     module = layer.places[0].module
-    forward = type(module).forward
-    tied = all(type(place.module).forward is nn.Embedding.forward for place in layer.places[1:])
+    tied = all(computes_as(place.module, nn.Embedding) for place in layer.places[1:])
     if not tied or any(place.tensor != "weight" for place in layer.places):
         return False
     if isinstance(module, nn.Conv2d):
-        return forward is nn.Conv2d.forward and module.groups == 1 and module.padding_mode == "zeros"
-    return forward is nn.Linear.forward and not isinstance(module, NonDynamicallyQuantizableLinear)
+        return computes_as(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
+    return computes_as(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def watch(layer: Layer) -> Override | None:
@@ -58,8 +58,12 @@ def unwatch(layer: Layer) -> None:
 def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     override = overrides.override_of(module)
     # A compiled model notes nothing: its modules may not change later, so it goes on as it was compiled.
-    if override is not None and not torch.compiler.is_compiling() and module.training and _is_training_call(*inputs):
+    if override is None or torch.compiler.is_compiling() or not module.training:
+        return
+    if _is_training_call(*inputs):
         override.note_shape(inputs[0].shape)
+    elif torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
+        override.under_autocast = True
 
 
 def _is_training_call(x: Any = None, *_: Any) -> bool:

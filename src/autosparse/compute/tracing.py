@@ -16,6 +16,7 @@ from torch.fx.proxy import Attribute
 from torch.nn.modules import module as module_hooks
 
 from autosparse.compute import overrides
+from autosparse.compute.plain_modules import is_norm_with_activation
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = (
@@ -86,9 +87,14 @@ class _Tracer(fx.Tracer):
         return _StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if overrides.owner_of(m) is not None or has_hooks(m) or next(m.children(), None) is None:
+        if overrides.owner_of(m) is not None or has_hooks(m) or next(m.children(), None) is None or is_norm_with_activation(m):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(m).__call__ is not nn.Module.__call__:  # what it does around its forward would be done twice
+            raise Untraceable(f"{type(m).__name__} has a __call__ of its own")
+        return super().call_module(m, forward, args, kwargs)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and all(a is not b for b in self.root.buffers()):

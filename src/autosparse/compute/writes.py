@@ -7,6 +7,7 @@ from enum import Enum, auto
 from torch import fx, nn
 
 from autosparse.compute.overrides import SPARSE, owner_of
+from autosparse.compute.plain_modules import activation_of
 from autosparse.compute.tracing import IN_PLACE, has_hooks
 
 TORCH_MODULES = "torch.nn.modules."
@@ -58,6 +59,8 @@ def _effect(user: fx.Node, argument: fx.Node, root: nn.Module) -> Effect:
 
 
 def _effect_of_module(module: nn.Module) -> Effect:
+    if activation_of(module) is not None and owner_of(module) is None and not has_hooks(module):
+        return Effect.READS  # the activation may work in place: on the batch norm's result
     forward = type(module).forward
     overridden = owner_of(module) not in (None, SPARSE)
     has_children = any(name != "parametrizations" for name in module._modules)

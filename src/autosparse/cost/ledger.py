@@ -40,7 +40,7 @@ class Ledger:
         self.baseline_steps = baseline_steps
         self.profile: Profile | None = None
         self._steps = 0
-        self.dense_steps = 0  # reference steps at the full dense cost
+        self.dense_steps = 0.0  # reference steps at the full dense cost
         self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
 
     @property
@@ -64,7 +64,7 @@ class Ledger:
         self._sums += densities.detach()
         self._steps += 1
 
-    def add_dense_steps(self, count: int) -> None:
+    def add_dense_steps(self, count: float) -> None:
         """Add reference steps at the full dense cost: spent, but no part of the baseline."""
         if count < 0:
             raise ValueError(f"the number of dense steps must be at least 0, not {count}")
@@ -122,7 +122,7 @@ class Ledger:
                 + ("" if only_saved or only_here else "; their order differs")
             )
         self._steps = int(state["steps"])
-        self.dense_steps = int(state["dense_steps"])
+        self.dense_steps = float(state["dense_steps"])
         sums = torch.tensor(state["sums"], dtype=torch.float64)
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:

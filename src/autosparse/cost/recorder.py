@@ -87,7 +87,7 @@ def profile(model: nn.Module, example_input: ExampleInput, batch_size: int | Non
     if not isinstance(model, nn.Module):
         raise TypeError(f"profile needs a torch.nn.Module, not {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)
-    args, kwargs = _arguments(example_input)
+    args, kwargs = call_arguments(example_input)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
     if not (batch_size or samples_in([*args, *kwargs.values()])):
@@ -96,7 +96,7 @@ def profile(model: nn.Module, example_input: ExampleInput, batch_size: int | Non
     with (
         Recorder(model, batch_size) as recorder,
         _evaluating(model),
-        _same_random_state(model, args, kwargs),
+        same_random_state(model, args, kwargs),
         torch.no_grad(),
         torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
     ):
@@ -117,7 +117,8 @@ def has_compiled_parts(model: nn.Module) -> bool:
     return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in model.modules())
 
 
-def _arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call with this input."""
     if isinstance(example_input, Tensor | PackedSequence):
         return (example_input,), {}
     if isinstance(example_input, tuple):
@@ -152,7 +153,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _same_random_state(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def same_random_state(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """torch's random numbers are afterwards what they were before, on the devices of the model and its inputs."""
     tensors = [*model.parameters(), *tensors_in((args, kwargs))]
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     kind = next((device.type for device in devices), "cuda")
