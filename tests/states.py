@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autosparse.sparsifier.report import Report
+
 
 def differences(left: Any, right: Any, where: str = "") -> list[str]:
     """Where two nested states differ by a single bit."""
@@ -22,3 +24,8 @@ def differences(left: Any, right: Any, where: str = "") -> list[str]:
         pairs = enumerate(zip(left, right, strict=True))
         return [found for index, (a, b) in pairs for found in differences(a, b, f"{where}/{index}")]
     return [] if left == right else [f"{where}: {left!r} and {right!r}"]
+
+
+def untimed(report: Report) -> list[str]:
+    """The lines of a report without the one that tells how long a step takes."""
+    return [line for line in str(report).splitlines() if " ms per step" not in line]

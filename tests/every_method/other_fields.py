@@ -55,18 +55,55 @@ RANDOM_START = {
 REPLACEMENT = {**RANDOM_START, "update_every": Other(3), "drop_fraction": Other(0.4), "update_end": Other(0.4)}
 RANKED = {"sparsity": Other(0.6), "scope": Other("layer"), **ENDS}
 
+AUTOSPARSE = {
+    **LEARNED_THRESHOLD,
+    "alpha": Other(0.2),
+    "schedule": Other("linear"),
+    "beta": Other(3.0, {"schedule": "exponential"}),
+    "zero_epoch": Other(1),
+    "horizon": Other(2),
+    "backward_sparsity": Other(0.3),
+    "dense_grad_every": Other(2),
+    "shape": Other(2.0),
+    "rescale": Other(True),
+    "autotune": Other(AutoTune(epochs=2, reference=(1.0, 1.0))),
+}
+SHARED_THRESHOLD = {
+    **AUTOSPARSE,
+    "s_init": Other(0.01, {"start_sparsity": None}),
+    "start_sparsity": Other(0.3),
+    "g": Other("exp"),
+    "threshold": Other("layer", {"g": "exp"}),
+    "target_sparsity": Other(0.6),
+    "target_ramp": Other(0.2),
+    "horizon": Other(2, {"schedule": "linear"}),
+    "autotune": Other(AutoTune(epochs=2, reference=(1.0, 1.0)), {"target_sparsity": None, "alpha": None}),
+}
+ST3_FIELDS = {**SHARED_THRESHOLD, "rescale": Other(False), "sigma": Other(True)}
+
 OTHERS: dict[str, dict[str, Other]] = {
-    "autosparse": {
-        **LEARNED_THRESHOLD,
-        "alpha": Other(0.2),
-        "schedule": Other("linear"),
-        "beta": Other(3.0, {"schedule": "exponential"}),
-        "zero_epoch": Other(1),
-        "horizon": Other(2),
-        "backward_sparsity": Other(0.3),
-        "dense_grad_every": Other(2),
-        "autotune": Other(AutoTune(epochs=2, reference=(1.0, 1.0))),
+    "autosparse": AUTOSPARSE,
+    "st3": ST3_FIELDS,
+    "st3+ga": ST3_FIELDS,
+    "feather": SHARED_THRESHOLD,
+    "feather+ga": SHARED_THRESHOLD,
+    "granet": {
+        **REPLACEMENT,
+        "distribution": Other("uniform", {"dense_first": False}),
+        "dense_first": Other(True),
+        "start_sparsity": Other(0.3),
+        "ramp_end": Other(0.6),
+        "final_drop_fraction": Other(0.3),
     },
+    "acdc": {
+        **RANKED,
+        "warm_up": Other(0.3),
+        "phase": Other(0.2),
+        "last_dense": Other(0.2),
+        "last_sparse": Other(0.3),
+    },
+    "keep": {},
+    "wanda": {**RANKED, "scope": Other("layer")},
     "str": LEARNED_THRESHOLD,
     "dst": {**ENDS, "penalty_weight": Other(0.01), "reset": Other(0.95, {"penalty_weight": 0.01})},
     "optg": {**ENDS, "sparsity": Other(0.6), "beta": Other(5.0)},
@@ -87,6 +124,7 @@ OTHERS: dict[str, dict[str, Other]] = {
         "rounds": Other(3, {"rewind_epoch": 0}),
         "train_ticket": Other(False, {"rewind_epoch": None}),
         "rewind_epoch": Other(0),
+        "rewind_only_ticket": Other(True, {"rounds": 2}),
     },
     "scl": {
         **ENDS,

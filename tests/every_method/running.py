@@ -19,10 +19,12 @@ from autosparse.methods import Method
 from autosparse.models import small_conv, small_transformer
 from autosparse.parametrizations import Masked
 
+from ..sparse_nets import prepare_for
 from .settings import BATCH, EPOCHS, ROWS, SCORED_BATCHES, STEPS, TOTAL, Moment, Row
 
 NETS = ("conv", "transformer")
 OPTIMIZERS = ("sgd", "adamw")
+CPU = torch.device("cpu")
 COMBINATIONS = tuple((net, optimizer) for net in NETS for optimizer in OPTIMIZERS)
 
 
@@ -70,12 +72,13 @@ class Run:
     opt: torch.optim.Optimizer
     forward: nn.Module
     rows: slice = field(default_factory=lambda: slice(None))  # this rank's part of every batch
+    device: torch.device = CPU
     done: int = 0  # steps, all rounds together
     round: int = 0
 
     def data(self, number: int) -> tuple[Tensor, Tensor]:
         images, targets = batch(number)
-        return images[self.rows], targets[self.rows]
+        return images[self.rows].to(self.device), targets[self.rows].to(self.device)
 
     def score(self) -> None:
         if self.row.scores:
@@ -102,10 +105,14 @@ class Run:
     def step(self) -> float:
         loss = self.backward()
         self.opt.step()
+        self.finish_step(loss)
+        return loss
+
+    def finish_step(self, loss: float) -> None:
+        """Count the step, and close the epoch that it ends."""
         self.done += 1
         if self.done % STEPS == 0:
             self.sp.end_epoch(loss=loss)
-        return loss
 
     def advance(self, until: int, watch: Callable[[], Any] | None = None) -> list[float]:
         """Train up to a step; `watch` is called before every step, when its round has begun."""
@@ -134,7 +141,7 @@ class Run:
         opt = make_optimizer(optimizer, sp.param_groups(weight_decay=1e-3))
         opt.load_state_dict(copy.deepcopy(self.opt.state_dict()))
         sp.bind(opt)
-        return Run(self.row, model, sp, opt, model, self.rows, self.done, self.round)
+        return Run(self.row, model, sp, opt, model, self.rows, self.device, self.done, self.round)
 
 
 def begin(
@@ -145,17 +152,18 @@ def begin(
     method: Method | None = None,
     wrap: Callable[[nn.Module], nn.Module] | None = None,
     rows: slice = slice(None),
+    device: torch.device = CPU,
 ) -> Run:
     """The order of the documentation: sparsify, wrap, optimizer, bind."""
     torch.manual_seed(seed)
-    row, model = ROWS[name], make_net(net)
+    row, model = ROWS[name], prepare_for(name, make_net(net)).to(device)
     how = method or make_method(name)
     epochs = max(row.epochs, EPOCHS // how.traits.rounds)  # of one round; another value of a field may mean fewer rounds
     sp = autosparse.sparsify(model, how, epochs=epochs, steps_per_epoch=STEPS, **row.options)
     forward = wrap(model) if wrap else model
     opt = make_optimizer(optimizer, sp.param_groups(weight_decay=1e-3))
     sp.bind(opt)
-    return Run(row, model, sp, opt, forward, rows)
+    return Run(row, model, sp, opt, forward, rows, device)
 
 
 def resumed(name: str, net: str, optimizer: str, state: dict[str, Any]) -> Run:

@@ -41,7 +41,7 @@ class Row:
     keeps: Promise | None = None  # active weights: of every layer, or of all together; None where they are learned
     throughout: bool = True  # that count holds at every step, not only at the end
     scores: bool = False
-    scoring_steps: int = 0  # what scoring costs, in dense optimizer steps
+    scoring_steps: float | Mapping[str, float] = 0  # what scoring costs, in dense optimizer steps; by net where that differs
     rounds: int = 1  # trainings in a run
     epochs: int = EPOCHS  # of one round
     options: Mapping[str, Any] = field(default_factory=dict)  # of sparsify
@@ -81,8 +81,17 @@ def dense_gradient_every_fourth_step(density: float, moment: Moment) -> Passes:
     return density, density, 1.0 if update else density
 
 
+def dense_gradient_at_updates_of_granet(density: float, moment: Moment) -> Passes:
+    update = moment.step in (4, 8, 10, 12, 16, 20, 24, 28)  # and at the end of the ramp, step 10
+    return density, density, 1.0 if update else density
+
+
 def quarter_each(layers: Sequence[Layer]) -> list[int]:
     return [layer.numel // 4 for layer in layers]
+
+
+def quarter_of_each_row(layers: Sequence[Layer]) -> list[int]:
+    return [layer.shape[0] * math.floor(math.prod(layer.shape[1:]) / 4 + 0.5) for layer in layers]
 
 
 def quarter_of_all(layers: Sequence[Layer]) -> int:
@@ -194,6 +203,28 @@ ROWS: dict[str, Row] = {
         throughout=False,
         rounds=2,
         epochs=2,
+        holds_zeros=True,
+    ),
+    "st3": Row({"target_sparsity": QUARTER}, dense_weight_gradient),
+    "st3+ga": Row({"target_sparsity": QUARTER, "zero_epoch": 3}, dense_gradient_until_epoch_3),
+    "feather": Row({"target_sparsity": QUARTER}, dense_weight_gradient),
+    "feather+ga": Row({"target_sparsity": QUARTER, "zero_epoch": 3}, dense_gradient_until_epoch_3),
+    "granet": Row(
+        {"sparsity": QUARTER, "update_every": 4},
+        dense_gradient_at_updates_of_granet,
+        quarter_of_all,
+        throughout=False,
+        holds_zeros=True,
+    ),
+    "acdc": Row({"sparsity": QUARTER, "phase": 0.1}, sparse, quarter_of_all, throughout=False, holds_zeros=True),
+    "keep": Row({}, sparse, quarter_each, holds_zeros=True),
+    # a forward pass per batch and block: seven blocks of the conv net, three of the transformer
+    "wanda": Row(
+        {"sparsity": QUARTER},
+        sparse,
+        quarter_of_each_row,
+        scores=True,
+        scoring_steps={"conv": SCORED_BATCHES * 7 / 3, "transformer": SCORED_BATCHES * 3 / 3},
         holds_zeros=True,
     ),
     "dns": Row({"c_rate": 0.0, "gamma": 0.01}, dense_weight_gradient),

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosparse
 
+from ..states import untimed
 from .running import COMBINATIONS, begin, counts, resumed, trajectory
 from .settings import BATCH, STEPS, TOTAL
 
@@ -32,7 +33,7 @@ def unbroken(folder: Path) -> None:
         for net, optimizer in COMBINATIONS:
             ran = trajectory(name, net, optimizer)
             cuts[name][f"{net}, {optimizer}"] = ran.cut
-            ended[f"{name}, {net}, {optimizer}"] = {**ran.run.state(), "report": str(ran.run.sp.report())}
+            ended[f"{name}, {net}, {optimizer}"] = {**ran.run.state(), "report": untimed(ran.run.sp.report())}
     torch.save(cuts, folder / "cut.pt")
     torch.save(ended, folder / "unbroken.pt")
 
@@ -45,7 +46,7 @@ def resume(folder: Path) -> None:
         for net, optimizer in COMBINATIONS:
             run = resumed(name, net, optimizer, saved[name][f"{net}, {optimizer}"])
             run.advance(TOTAL)
-            ended[f"{name}, {net}, {optimizer}"] = {**run.state(), "report": str(run.sp.report())}
+            ended[f"{name}, {net}, {optimizer}"] = {**run.state(), "report": untimed(run.sp.report())}
     torch.save(ended, folder / "ended.pt")
 
 
@@ -76,7 +77,7 @@ def rank(number: int, folder: Path) -> None:
             state = run.state()
             # batch-norm statistics are each rank's own
             state["model"] = {key: value for key, value in state["model"].items() if "running" not in key}
-            numbers = {"counts": seen, "sparsity": run.sp.sparsity(), "report": str(run.sp.report())}
+            numbers = {"counts": seen, "sparsity": run.sp.sparsity(), "report": untimed(run.sp.report())}
             found[f"{name}, {net}, {optimizer}"] = {**state, **numbers}
     torch.save(found, folder / f"rank{number}.pt")
     dist.barrier()

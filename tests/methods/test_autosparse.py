@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -136,8 +137,67 @@ def test_target_below_the_start_goes_down(loop):
 def test_a_missed_target_is_called_out(loop):
     run = loop(nn.Linear(10, 60), AutoSparse(target_sparsity=0.9), epochs=1, steps=3)
     run.sp.parts["controller"].max_decay = 1e-9  # a controller that may not move
+    run.sp.parts["controller"].insists = lambda *_: False
     with pytest.warns(autosparse.SparsityWarning, match=r"target_sparsity = 0\.9, reached 0\.3"):
         run.run()
+
+
+def target_run(method, rate, optimizer, spikes=(), steps=200):
+    """Trains a small net, at a constant rate and with losses a thousand times as large at some steps; gives its Sparsifier."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 20)
+    target = x[:, :10].argmax(1)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10))
+    sp = autosparse.sparsify(net, method, epochs=10, steps_per_epoch=steps // 10)
+    opt = optimizer(sp.param_groups(weight_decay=1e-3), lr=rate)
+    sp.bind(opt)
+    for step in range(steps):
+        rows = torch.randint(0, 512, (64,))
+        loss = nn.functional.cross_entropy(net(x[rows]), target[rows]) * (1e3 if step in spikes else 1)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        if (step + 1) % (steps // 10) == 0:
+            sp.end_epoch()
+    return sp
+
+
+@pytest.mark.parametrize("method", [AutoSparse(target_sparsity=0.8), STR(target_sparsity=0.8)])
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "spikes"),
+    [
+        (torch.optim.AdamW, 0.03, ()),
+        (torch.optim.AdamW, 0.1, ()),
+        (partial(torch.optim.SGD, momentum=0.9), 0.05, (50, 100, 150)),
+        (partial(torch.optim.SGD, momentum=0.9), 0.1, (50, 100, 199)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:target_sparsity = 0.8 was reached by setting")
+def test_a_target_is_met_against_a_constant_rate_and_after_spikes(method, optimizer, rate, spikes):
+    sp = target_run(method, rate, optimizer, spikes)
+    assert sp.sparsity() == pytest.approx(0.8, abs=0.005)
+    assert min(sp.densities()) >= 0.01
+
+
+def test_weights_beyond_every_threshold_are_zeroed_and_told(loop):
+    run = loop(nn.Linear(10, 60), AutoSparse(target_sparsity=0.8), epochs=1, steps=10, lr=1e-9)
+    with torch.no_grad():
+        before = run.sp.layers[0].stored.mul_(1e3).abs().clone()  # as after a spike: T < 1/2 reaches none of them
+    with pytest.warns(autosparse.SparsityWarning, match=r"reached by setting \d+ weights to zero"):
+        run.run()
+    assert run.sp.sparsity() == pytest.approx(0.8, abs=0.005)
+    now = run.sp.layers[0].stored.detach().abs()
+    assert torch.equal(now > 1, before >= before.flatten().sort().values[480])  # the largest were kept
+
+
+def test_a_target_that_is_met_in_time_is_not_insisted_on():
+    from autosparse.methods.target import TargetController
+
+    controller = TargetController(0.8, 0.7, 100)
+    assert not controller.insists(84, 0.5)
+    assert controller.insists(85, 0.5)
+    assert not controller.insists(100, 0.796)
+    assert controller.insists(100, 0.81)
 
 
 def test_sampled_quantiles_meet_the_target_too(loop, monkeypatch):
@@ -278,7 +338,7 @@ def test_fewer_reference_losses_than_epochs_are_refused():
 OTHER = {
     "alpha": 0.2, "schedule": "linear", "beta": 3.0, "zero_epoch": 1, "horizon": 3, "backward_sparsity": 0.5,
     "dense_grad_every": 2, "autotune": AutoTune(epochs=2, reference=[1.0, 1.0]), "s_init": -4.0, "start_sparsity": 0.6,
-    "g": "exp", "threshold": "channel", "target_sparsity": 0.7, "target_ramp": 0.2,
+    "g": "exp", "threshold": "channel", "target_sparsity": 0.7, "target_ramp": 0.2, "shape": 2.0, "rescale": True,
 }  # fmt: skip
 
 

@@ -340,6 +340,20 @@ def test_cs_rewinds_weights_and_norms_but_not_logits() -> None:
     assert (torch.count_nonzero(sp.layers[0].effective()) == ticket.sum()).item()
 
 
+@pytest.mark.parametrize("only_ticket", [False, True])
+def test_cs_rewinds_every_round_or_only_the_ticket(only_ticket: bool) -> None:
+    method = CS(s_init=0.01, rounds=3, train_ticket=True, rewind_epoch=0, rewind_only_ticket=only_ticket)
+    model, sp, optimizer = attach(method, epochs=1)
+    early = sp.layers[0].weight().clone()
+    for expects_early in (not only_ticket, not only_ticket, True):
+        train(model, sp, optimizer, batches(3))
+        trained = sp.layers[0].weight().clone()
+        assert sp.next_round(optimizer)
+        assert torch.equal(sp.layers[0].weight(), early if expects_early else trained)
+        assert not torch.equal(early, trained)
+    assert not method.is_searching(sp)
+
+
 @pytest.mark.parametrize("method", [METHODS[2], METHODS[3]], ids=["ltp", "cs"])
 def test_soft_masks_become_hard_at_the_end_or_at_finalize(method: Method) -> None:
     model, sp, optimizer = attach(method)
@@ -562,6 +576,8 @@ def test_every_field_changes_the_run(method: Method, change: dict[str, Any]) -> 
         (CS, {"penalty_weight": -1.0}, "at least 0"),
         (CS, {"rewind_epoch": 2}, "second round"),
         (CS, {"rewind_epoch": -1, "rounds": 2}, "at least 0"),
+        (CS, {"rewind_only_ticket": True, "train_ticket": True}, "needs train_ticket=True and a rewind_epoch"),
+        (CS, {"rewind_only_ticket": True, "rounds": 2, "rewind_epoch": 1}, "needs train_ticket=True and a rewind_epoch"),
         (SCL, {"m_init": -0.1}, "at least 0"),
         (SCL, {"penalty_weight": -0.1}, "at least 0"),
         (SCL, {"schedule": "cosin"}, "did you mean 'cosine'"),

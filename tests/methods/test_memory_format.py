@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import autosparse
+from autosparse.methods.families.base import LooksAtData
+from tests.sparse_nets import prepare_for
 
 FIELDS = {"rigl": {"update_every": 2}, "dsr": {"update_every": 2}, "gmp": {"begin": 0.0, "update_every": 1}}
 
@@ -20,11 +22,11 @@ def train(name: str, memory_format: torch.memory_format) -> list[tuple[Tensor, T
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Conv2d(12, 6, 3), nn.Flatten(), nn.Linear(24, 5)
     )
-    model.to(torch.float64).to(memory_format=memory_format)
+    prepare_for(name, model).to(torch.float64).to(memory_format=memory_format)
     images = torch.randn(6, 3, 8, 8, dtype=torch.float64).to(memory_format=memory_format)
     labels = torch.randint(5, (6,))
     run = autosparse.sparsify(model, autosparse.method(name, **FIELDS.get(name, {})), epochs=1, steps_per_epoch=5)
-    if name in ("snip", "grasp", "synflow"):
+    if isinstance(run.method, LooksAtData):
         run.score([(images, labels)], lambda net, batch: cross_entropy(net(batch[0]), batch[1]))
     optimizer = torch.optim.SGD(run.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)
     run.bind(optimizer)

@@ -1,6 +1,7 @@
 """All methods, and what is needed to write another: one file with a class under `@register`, and its name below."""
 
 from autosparse.common.tensors import top_mask as top_mask
+from autosparse.methods.acdc import ACDC as ACDC
 from autosparse.methods.annealing import GradientAnnealing as GradientAnnealing
 from autosparse.methods.autosparse import STR as STR
 from autosparse.methods.autosparse import AutoSparse as AutoSparse
@@ -26,8 +27,12 @@ from autosparse.methods.families.magnitude import DenseGradient as DenseGradient
 from autosparse.methods.families.magnitude import Magnitude as Magnitude
 from autosparse.methods.families.rounds import Rounds as Rounds
 from autosparse.methods.families.scored import ScoredMask as ScoredMask
+from autosparse.methods.feather import Feather as Feather
+from autosparse.methods.feather import FeatherGA as FeatherGA
 from autosparse.methods.gmp import GMP as GMP
+from autosparse.methods.granet import GraNet as GraNet
 from autosparse.methods.grasp import GraSP as GraSP
+from autosparse.methods.keep import Keep as Keep
 from autosparse.methods.lottery import LotteryTicket as LotteryTicket
 from autosparse.methods.ltp import LTP as LTP
 from autosparse.methods.mest import MEST as MEST
@@ -44,8 +49,11 @@ from autosparse.methods.scl import SCL as SCL
 from autosparse.methods.set import SET as SET
 from autosparse.methods.snfs import SNFS as SNFS
 from autosparse.methods.snip import SNIP as SNIP
+from autosparse.methods.st3 import ST3 as ST3
+from autosparse.methods.st3 import ST3GA as ST3GA
 from autosparse.methods.swat import SWAT as SWAT
 from autosparse.methods.synflow import SynFlow as SynFlow
 from autosparse.methods.topkast import TopKAST as TopKAST
 from autosparse.methods.topkast import TopKASTGA as TopKASTGA
 from autosparse.methods.topkast import TopKASTPP as TopKASTPP
+from autosparse.methods.wanda import Wanda as Wanda

@@ -17,28 +17,45 @@ class GradientAnnealing:
     alpha: float = DEFAULT_ALPHA
     schedule: str = "sigmoid-cosine"
     beta: float = 1.0
-    zero_epoch: int | None = None
-    horizon: int | None = None
+    zero_epoch: int | float | None = None
+    horizon: int | float | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, f"alpha = {self.alpha}; allowed: 0 <= alpha <= 1 (0 is STR, 1 straight-through)")
         require(self.beta > 0, f"beta = {self.beta}; it must be above 0")
-        require(self.zero_epoch is None or self.zero_epoch >= 0, f"zero_epoch = {self.zero_epoch}; it must be at least 0")
-        require(self.horizon is None or self.horizon > 0, f"horizon = {self.horizon}; it must be at least 1")
+        require_moment("zero_epoch", self.zero_epoch, 0)
+        require_moment("horizon", self.horizon, 1)
         self.decay(0, 1)
 
     def check(self, epochs: int) -> None:
         """Refuse a zero_epoch that the run never reaches."""
-        if self.zero_epoch is not None and self.zero_epoch > epochs:
+        if isinstance(self.zero_epoch, int) and self.zero_epoch > epochs:
             raise ValueError(f"zero_epoch = {self.zero_epoch} lies beyond the run of {epochs} epochs")
 
     def decay(self, epoch: float, horizon: float) -> float:
         """The factor on alpha (eq. 2 to eq. 4)."""
         return schedules.annealing(self.schedule, epoch, horizon, self.beta)
 
-    def is_zero(self, epoch: int) -> bool:
-        return self.zero_epoch is not None and epoch >= self.zero_epoch
+    def is_zero(self, epoch: int, epochs: int) -> bool:
+        return self.zero_epoch is not None and epoch >= in_epochs(self.zero_epoch, epochs)
+
+    def last_epoch(self, epochs: int) -> int:
+        """The epoch at which the decay has come to its end."""
+        return epochs if self.horizon is None else max(1, in_epochs(self.horizon, epochs))
 
     def at(self, epoch: int, epochs: int) -> float:
         """alpha of a whole epoch, counted from 0."""
-        return 0.0 if self.is_zero(epoch) else self.alpha * self.decay(epoch, self.horizon or epochs)
+        return 0.0 if self.is_zero(epoch, epochs) else self.alpha * self.decay(epoch, self.last_epoch(epochs))
+
+
+def require_moment(name: str, value: int | float | None, least: int) -> None:
+    """Refuse what is neither a whole epoch nor a part of the run."""
+    if isinstance(value, float):
+        require(0 < value < 1, f"{name} = {value}; allowed: a whole number of epochs, or a part of the run between 0 and 1")
+    else:
+        require(value is None or value >= least, f"{name} = {value}; it must be at least {least}")
+
+
+def in_epochs(moment: int | float, epochs: int) -> int:
+    """A moment as a whole epoch: floats are parts of the run."""
+    return round(moment * epochs) if isinstance(moment, float) else moment

@@ -13,7 +13,7 @@ from autosparse.methods.autotune import AlphaTuner, AutoTune
 from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require
 from autosparse.methods.families.learned_mask import per_channel
 from autosparse.methods.registry import register
-from autosparse.methods.target import TargetController
+from autosparse.methods.target import MISS, TargetController
 from autosparse.methods.target_steering import refresh_reach, start_together, steer
 from autosparse.parametrizations import SoftThreshold
 
@@ -22,7 +22,9 @@ PRUNE_MORE = (
     "start sparser (start_sparsity=0.3), raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), "
     "or set target_sparsity"
 )
-MISS = 0.005  # distance from a target that is worth a warning
+UNLEARNED = ("shared", "sigma")  # one threshold for all layers, in units of each layer's spread under "sigma"
+RAMP = "ramp"
+START_GENTLY = "To keep what it has learned, start with start_sparsity=0."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,12 @@ class LearnedThreshold(Method):
 
     def __post_init__(self) -> None:
         require(self.g in THRESHOLD_FUNCTIONS, f"g = {self.g!r}; allowed: {', '.join(THRESHOLD_FUNCTIONS)}")
-        allowed = ("layer", "channel", "shared")
+        allowed = ("layer", "channel", *UNLEARNED)
         require(self.threshold in allowed, f"threshold = {self.threshold!r}; allowed: {', '.join(allowed)}")
+        require(
+            self.threshold != "sigma" or self.g == "identity",
+            f"threshold = 'sigma' keeps the ratios between layers, which g = {self.g!r} would change: use g='identity'",
+        )
         both = self.s_init is not None and self.start_sparsity is not None
         require(not both, "give s_init or start_sparsity, not both: each sets where the thresholds start")
         require(self.s_init is None or math.isfinite(self.s_init), f"s_init = {self.s_init}; it must be a finite number")
@@ -54,7 +60,7 @@ class LearnedThreshold(Method):
             f"target_sparsity = {self.target_sparsity}; allowed: between 0 and 1, 0.9 means 90 % zeros",
         )
         # d g/d s does not shrink with the threshold, so the loss throws it below 0 faster than a factor can raise it
-        unsteerable = self.g == "identity" and self.threshold != "shared" and self.target_sparsity is not None
+        unsteerable = self.g == "identity" and self.threshold not in UNLEARNED and self.target_sparsity is not None
         require(
             not unsteerable,
             "target_sparsity cannot steer a learned threshold with g = identity: "
@@ -64,9 +70,16 @@ class LearnedThreshold(Method):
 
     @property
     def traits(self) -> Traits:
-        rises_by_decay = self.g != "identity" and self.threshold != "shared" and self.target_sparsity is None
+        rises_by_decay = self.g != "identity" and self.threshold not in UNLEARNED and self.target_sparsity is None
         decay = None if self.target_sparsity is None else 0.0
-        return replace(super().traits, needs_decay=rises_by_decay, learned_decay=decay, shardable=True, prune_more=PRUNE_MORE)
+        return replace(
+            super().traits,
+            needs_decay=rises_by_decay,
+            learned_decay=decay,
+            shardable=True,
+            prune_more=PRUNE_MORE,
+            start_gently=START_GENTLY,
+        )
 
     def check(self, sp: Run) -> None:
         floor = sp.density_floor
@@ -83,7 +96,7 @@ class LearnedThreshold(Method):
 
     def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
         shape = per_channel(layer) if self.threshold == "channel" else (1,)
-        return SoftThreshold(layer.stored, shape, self.g, self.threshold != "shared", self._backward_sparsity())
+        return SoftThreshold(layer.stored, shape, self.g, self.threshold not in UNLEARNED, self._backward_sparsity())
 
     def start(self, sp: Run) -> None:
         layers = layer_parts(sp, SoftThreshold)
@@ -92,8 +105,8 @@ class LearnedThreshold(Method):
             for _, soft in layers:
                 soft.threshold.data.fill_(self.s_init)
             self._warn_dead(sp)
-        elif self.threshold == "shared":
-            start_together(layers, sparsity, sp.generator)
+        elif self.threshold in UNLEARNED:
+            start_together(layers, sparsity, sp.generator, in_spreads=self.threshold == "sigma")
         else:
             for layer, soft in layers:
                 soft.start_at(layer.weight(), sparsity)
@@ -110,26 +123,36 @@ class LearnedThreshold(Method):
                 "such layers never recover by themselves. Use start_sparsity, or a lower s_init."
             )
 
-    def _warn_if_missed(self, sp: Run) -> None:
+    def _warn_if_missed(self, sp: Run, zeroed: int) -> None:
         assert self.target_sparsity is not None
         reached = sp.sparsity()
         if abs(reached - self.target_sparsity) > MISS:
             warn(
-                f"target_sparsity = {self.target_sparsity}, reached {reached:.4f}: the loss pushed the thresholds back faster "
-                "than the controller may raise them. Let the learning rate fall to 0 at the end, lower it, or train longer."
+                f"target_sparsity = {self.target_sparsity}, reached {reached:.4f}: too few weights are left that "
+                "thresholds or the density floor allow to prune. Lower the learning rate, or clip gradients."
+            )
+        elif zeroed:
+            warn(
+                f"target_sparsity = {self.target_sparsity} was reached by setting {zeroed} weights to zero, since they "
+                "had grown beyond every threshold. Lower the learning rate, or clip gradients."
             )
 
     def _backward_sparsity(self) -> float:
         return 0.0
 
     def after_step(self, sp: Run) -> None:
-        layers, controller = layer_parts(sp, SoftThreshold), sp.parts.get("controller")
+        controller = sp.parts.get("controller")
         if controller and controller.due(sp.step):
-            steer(layers, controller, sp.step, sp.held_floor, sp.generator)
+            zeroed = steer(layer_parts(sp, SoftThreshold), controller, sp.step, sp.held_floor, sp.generator)
+            if zeroed:
+                sp.memory["zeroed"] = sp.memory.get("zeroed", 0) + zeroed
             if sp.step == sp.total_steps:
-                self._warn_if_missed(sp)
-        if self.gate(sp):  # nobody reads the backward set of a step whose gate is closed
-            refresh_reach(layers)
+                self._warn_if_missed(sp, sp.memory.get("zeroed", 0))
+        if self._backward_sparsity() and self.gate(sp):  # nobody reads the backward set of a step whose gate is closed
+            refresh_reach(layer_parts(sp, SoftThreshold))
+
+    def at_target(self, sp: Run) -> bool:
+        return self.target_sparsity is None or sp.sparsity() >= self.target_sparsity - MISS
 
     def notes(self, sp: Run) -> list[str]:
         controller = sp.parts.get("controller")
@@ -149,7 +172,7 @@ class AutoSparse(LearnedThreshold):
     about = About(
         name="autosparse",
         year=2023,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="alpha * G, alpha annealed",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",
@@ -159,10 +182,12 @@ class AutoSparse(LearnedThreshold):
     alpha: float | None = None
     schedule: str = "sigmoid-cosine"
     beta: float = 1.0
-    zero_epoch: int | None = None
-    horizon: int | None = None
+    zero_epoch: int | float | str | None = None
+    horizon: int | float | str | None = None
     backward_sparsity: float = 0.0
     dense_grad_every: int = 1
+    shape: float = 1.0
+    rescale: bool = False
     autotune: AutoTune | None = None
 
     def __post_init__(self) -> None:
@@ -181,6 +206,7 @@ class AutoSparse(LearnedThreshold):
             f"backward_sparsity = {self.backward_sparsity}; allowed: 0 <= backward_sparsity < 1",
         )
         require(self.dense_grad_every >= 1, f"dense_grad_every = {self.dense_grad_every}; it must be at least 1")
+        require(self.shape >= 1, f"shape = {self.shape}; allowed: from 1 (soft) to infinity (hard)")
 
     @property
     def traits(self) -> Traits:
@@ -190,17 +216,29 @@ class AutoSparse(LearnedThreshold):
         alpha = self.autotune.start if self.autotune else self.alpha
         assert alpha is not None
         return GradientAnnealing(
-            alpha=alpha, schedule=self.schedule, beta=self.beta, zero_epoch=self.zero_epoch, horizon=self.horizon
+            alpha=alpha,
+            schedule=self.schedule,
+            beta=self.beta,
+            zero_epoch=self._moment("zero_epoch", self.zero_epoch),
+            horizon=self._moment("horizon", self.horizon),
         )
+
+    def _moment(self, name: str, value: int | float | str | None) -> int | float | None:
+        """Epochs or a part of the run; "ramp" is the end of the target's ramp, None where that is the end of the run."""
+        if not isinstance(value, str):
+            return value
+        require(value == RAMP, f"{name} = {value!r}; allowed: whole epochs, a part of the run between 0 and 1, or {RAMP!r}")
+        require(self.target_sparsity is not None, f"{name} = {RAMP!r} is the end of a target's ramp: set target_sparsity")
+        return None if self.target_ramp == 1 else self.target_ramp
 
     def check(self, sp: Run) -> None:
         super().check(sp)
         self.annealing().check(sp.epochs)
         if self.autotune is not None:
+            last = self.annealing().last_epoch(sp.epochs)
             require(
-                self.autotune.epochs < (self.horizon or sp.epochs),
-                f"autotune takes {self.autotune.epochs} epochs of a run of {self.horizon or sp.epochs}: "
-                "train longer, or lower AutoTune(epochs=...)",
+                self.autotune.epochs < last,
+                f"autotune takes {self.autotune.epochs} epochs of a run of {last}: train longer, or lower AutoTune(epochs=...)",
             )
             for difference in self.autotune.settings_difference():
                 warn(f"the reference losses were made with other settings: {difference}")
@@ -216,10 +254,15 @@ class AutoSparse(LearnedThreshold):
     def _backward_sparsity(self) -> float:
         return self.backward_sparsity
 
+    def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
+        soft = super().parametrization(layer, sp)
+        soft.power, soft.rescale_dim = self.shape, layer.channel_dim if self.rescale else None
+        return soft
+
     def annealed(self, sp: Run) -> float:
         annealing, tuner = self.annealing(), sp.parts.get("tuner")
-        if tuner and not annealing.is_zero(sp.epoch):
-            return float(tuner.alpha_at(sp.epoch, annealing.decay, self.horizon or sp.epochs))
+        if tuner and not annealing.is_zero(sp.epoch, sp.epochs):
+            return float(tuner.alpha_at(sp.epoch, annealing.decay, annealing.last_epoch(sp.epochs)))
         return annealing.at(sp.epoch, sp.epochs)
 
     def gate(self, sp: Run) -> float:
@@ -250,7 +293,7 @@ class STR(LearnedThreshold):
     about = About(
         name="str",
         year=2020,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="none",
         train_flops="3 f_S",
         reference="Kusupati et al., Soft Threshold Weight Reparameterization for Learnable Sparsity, ICML 2020",

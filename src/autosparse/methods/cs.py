@@ -43,7 +43,7 @@ class CS(Rounds):
     about = About(
         name="cs",
         year=2020,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="G sigmoid(beta s) / sigmoid(s0) while soft, none in the ticket",
         train_flops="3 f_D while soft, 3 f_S for the ticket",
         reference="Savarese et al., Winning the Lottery with Continuous Sparsification, NeurIPS 2020",
@@ -55,6 +55,7 @@ class CS(Rounds):
     penalty_weight: float = 1e-8
     train_ticket: bool = False
     rewind_epoch: int | None = None
+    rewind_only_ticket: bool = False
     dense_first: bool = False
     dense_last: bool = True
 
@@ -69,6 +70,10 @@ class CS(Rounds):
         require(
             self.rewind_epoch is None or self.traits.rounds > 1,
             "rewind_epoch needs a second round or train_ticket=True: with one round nothing is rewound",
+        )
+        require(
+            not self.rewind_only_ticket or (self.rewind_epoch is not None and self.train_ticket),
+            "rewind_only_ticket needs train_ticket=True and a rewind_epoch: there is no ticket to rewind without them",
         )
 
     @property
@@ -121,12 +126,15 @@ class CS(Rounds):
             for _, logits in layer_parts(sp, Logits):
                 logits.logit.data.mul_(logits.beta).clamp_max_(self.s_init)
                 logits.beta.fill_(1.0)
-        if self.rewind_epoch is not None:
+        if self.rewind_epoch is not None and (number == self.rounds or not self.rewind_only_ticket):
             rewind(sp)
 
     def is_searching(self, sp: Run) -> bool:
         """Whether masks are still learned; afterwards the ticket is trained."""
         return bool(sp.memory["round"] < self.rounds)
+
+    def at_target(self, sp: Run) -> bool:
+        return super().at_target(sp) and (not self.is_searching(sp) or sp.epoch >= sp.epochs)
 
     def penalty(self, sp: Run) -> Tensor | float:
         if not self.is_searching(sp):

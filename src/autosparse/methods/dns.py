@@ -19,7 +19,7 @@ class DNS(DenseGradient):
     about = About(
         name="dns",
         year=2016,
-        family="after or around training",
+        family="baselines",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Guo et al., Dynamic Network Surgery for Efficient DNNs, NIPS 2016",

@@ -14,7 +14,7 @@ class DNW(DenseGradient, Magnitude):
     about = About(
         name="dnw",
         year=2019,
-        family="dense to sparse",
+        family="fixed budget",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Wortsman et al., Discovering Neural Wirings, NeurIPS 2019",

@@ -17,7 +17,7 @@ class DPF(CubicRamp, DenseGradient, Magnitude):
     about = About(
         name="dpf",
         year=2020,
-        family="dense to sparse",
+        family="fixed budget",
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S(t) + f_D",
         reference="Lin et al., Dynamic Model Pruning with Feedback, ICLR 2020",

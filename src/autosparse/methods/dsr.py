@@ -22,7 +22,7 @@ class DSR(Budgeted):
     about = About(
         name="dsr",
         year=2019,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="0",
         train_flops="3 f_S, f_S drifts as weights move between layers",
         reference="Mostafa and Wang, Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic Sparse "

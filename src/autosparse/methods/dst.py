@@ -80,7 +80,7 @@ class DST(Method):
     about = About(
         name="dst",
         year=2020,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="structure term G w H'(|w| - t) sign(w)",
         train_flops="2 f_S + f_D",
         reference="Liu et al., Dynamic Sparse Training: Find Efficient Sparse Network From Scratch With Trainable Masked "

@@ -19,7 +19,7 @@ class GMP(CubicRamp, Magnitude):
     about = About(
         name="gmp",
         year=2017,
-        family="dense to sparse",
+        family="fixed budget",
         pruned_gradient="none",
         train_flops="3 f_S(t)",
         reference="Zhu and Gupta, To prune, or not to prune, arXiv 1710.01878; Gale et al., arXiv 1902.09574",

@@ -17,7 +17,7 @@ class LotteryTicket(MagnitudeRounds):
     about = About(
         name="lottery",
         year=2019,
-        family="after or around training",
+        family="baselines",
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Frankle and Carbin, The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks, ICLR 2019",

@@ -60,7 +60,7 @@ class LTP(Method):
     about = About(
         name="ltp",
         year=2020,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="G sigmoid((w^2 - tau) / T) until the masks are hard",
         train_flops="3 f_D while soft, 3 f_S after",
         reference="Azarian et al., Learned Threshold Pruning, arXiv 2003.00075",
@@ -105,6 +105,9 @@ class LTP(Method):
     def end_epoch(self, sp: Run, loss: float | None) -> None:
         if self.is_hard(sp, sp.epoch + 1):
             harden(sp)
+
+    def at_target(self, sp: Run) -> bool:
+        return self.is_hard(sp, sp.epoch)
 
     def penalty(self, sp: Run) -> Tensor | float:
         if self.is_hard(sp, sp.epoch):

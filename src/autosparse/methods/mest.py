@@ -22,7 +22,7 @@ class MEST(Budgeted):
     about = About(
         name="mest",
         year=2021,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="0",
         train_flops="3 f_S (EM&S: f_S at sparsity S - p until its last stage)",
         reference="Yuan et al., MEST: Accurate and Fast Memory-Economic Sparse Training Framework on the Edge, "
@@ -79,6 +79,9 @@ class MEST(Budgeted):
         # at a new stage too, so that EM&S arrives at the promised sparsity in a run of any length
         new_stage = self.mutation_at(step, total) != self.mutation_at(step - 1, total)
         return step > 0 and (new_stage or (step < total and step % (self.update_epochs * sp.steps_per_epoch) == 0))
+
+    def at_target(self, sp: Run) -> bool:
+        return not self.soft or self.mutation_at(sp.step, sp.total_steps) == 0
 
     def renew(self, sp: Run) -> None:
         p = self.mutation_at(sp.step, sp.total_steps)

@@ -14,6 +14,7 @@ from autosparse.methods.families.base import About, Method, Run, Traits, layer_p
 from autosparse.methods.families.budget import top_of_all
 from autosparse.methods.families.learned_mask import learned_tensor, straight_through
 from autosparse.methods.registry import register
+from autosparse.methods.target import MISS
 from autosparse.parametrizations import SparseParametrization
 
 
@@ -41,7 +42,7 @@ class OptG(Method):
     about = About(
         name="optg",
         year=2022,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="none (their scores receive G w)",
         train_flops="2 f_S + f_D",
         reference="Zhang et al., OptG: Optimizing Gradient-driven Criteria in Network Sparsity, arXiv 2201.12826",
@@ -107,6 +108,10 @@ class OptG(Method):
     def end_epoch(self, sp: Run, loss: float | None) -> None:
         if sp.epoch + 1 < sp.epochs:
             self._prune(sp, self.sparsity_at(sp.epoch + 1, sp.epochs))
+
+    def at_target(self, sp: Run) -> bool:
+        final = self.sparsity_at(sp.epochs - 1, sp.epochs)
+        return self.sparsity_at(min(sp.epoch, sp.epochs - 1), sp.epochs) >= final - MISS
 
     def _prune(self, sp: Run, sparsity: float) -> None:
         scored = [part for _, part in layer_parts(sp, Scored)]

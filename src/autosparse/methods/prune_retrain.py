@@ -25,7 +25,7 @@ class PruneRetrain(MagnitudeRounds):
     about = About(
         name="prune_retrain",
         year=2015,
-        family="after or around training",
+        family="baselines",
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NIPS 2015",

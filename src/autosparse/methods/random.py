@@ -14,7 +14,7 @@ class Random(Budgeted):
     about = About(
         name="random",
         year=2022,
-        family="before training",
+        family="baselines",
         pruned_gradient="0",
         train_flops="3 f_S",
         reference="Liu et al., The Unreasonable Effectiveness of Random Pruning: Return of the Most Naive Baseline for "

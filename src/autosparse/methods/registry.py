@@ -9,13 +9,8 @@ from typing import Any, TypeVar, dataclass_transform
 from autosparse.common.words import did_you_mean
 from autosparse.methods.families.base import About, Method
 
-FAMILIES = (
-    "learned during training",
-    "fixed budget, sparse to sparse",
-    "dense to sparse",
-    "before training",
-    "after or around training",
-)
+# What people come for; the table of methods goes in this order.
+FAMILIES = ("learned budgets", "fixed budget", "sparse to sparse", "before training", "already sparse", "baselines")
 METHODS: dict[str, type[Method]] = {}
 # Hooks of release 0.1, and where what they said belongs now.
 REMOVED = {

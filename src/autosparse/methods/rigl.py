@@ -17,7 +17,7 @@ class RigL(DropAndGrow):
     about = About(
         name="rigl",
         year=2020,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="G at update steps (to choose what grows), 0 between",
         train_flops="(3 f_S dT + 2 f_S + f_D) / (dT + 1)",
         reference="Evci et al., Rigging the Lottery: Making All Tickets Winners, ICML 2020, arXiv 1911.11134",

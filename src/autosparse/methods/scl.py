@@ -39,7 +39,7 @@ class SCL(Method):
     about = About(
         name="scl",
         year=2022,
-        family="learned during training",
+        family="learned budgets",
         pruned_gradient="none (their mask variables receive G w)",
         train_flops="2 f_S + f_D",
         reference="Tang et al., Automatic Sparse Connectivity Learning for Neural Networks, arXiv 2201.05020",

@@ -19,7 +19,7 @@ class SET(DropAndGrow):
     about = About(
         name="set",
         year=2018,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="0",
         train_flops="3 f_S",
         reference="Mocanu et al., Scalable training of artificial neural networks with adaptive sparse connectivity "

@@ -25,7 +25,7 @@ class SNFS(DropAndGrow):
     about = About(
         name="snfs",
         year=2019,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="G, into the optimizer's momentum; the weight itself stays 0",
         train_flops="2 f_S + f_D",
         reference="Dettmers and Zettlemoyer, Sparse Networks from Scratch: Faster Training without Losing Performance, 2019, "

@@ -35,7 +35,7 @@ class SWAT(DenseGradient, Magnitude):
     about = About(
         name="swat",
         year=2020,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="G of the largest activations (alpha * G with ga)",
         train_flops="2 f_S + (1 - S_act) f_D",
         reference="Raihan and Aamodt, Sparse Weight Activation Training, NeurIPS 2020",

@@ -9,6 +9,8 @@ from typing import Any
 from autosparse.common.words import require
 from autosparse.schedules import cubic
 
+MISS = 0.005  # distance from a target that is too far
+
 
 def refuse_difference(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse a state that was saved under other settings."""
@@ -58,6 +60,11 @@ class TargetController:
             raise ValueError("the controller's factor is NaN: a weight or a threshold is not finite")
         most = self.max_decay * min(1.0, self.every / self.total_steps)
         return min(math.exp(most), max(math.exp(-most), factor))
+
+    def insists(self, step: int, reached: float) -> bool:
+        """Whether the target must be met now, whatever it takes: halfway from the ramp's end to the run's end it is late."""
+        late = step >= (1 + self.ramp) / 2 * self.total_steps
+        return late and abs(reached - self.target) > MISS
 
     def record(self, step: int, planned: float, reached: float, factor: float) -> None:
         """Keep one move for the report."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from autosparse import functional
-from autosparse.common.tensors import assign, kth_smallest, split_at, whole
+from autosparse.common.tensors import assign, kth_smallest, start_bound, threshold_for, whole
 from autosparse.layer import Layer
 from autosparse.methods.target import TargetController
 from autosparse.parametrizations import SoftThreshold
@@ -17,6 +17,7 @@ from autosparse.parametrizations import SoftThreshold
 SAMPLE = 1_000_000  # weights that a quantile over the whole net looks at: 0.03 points of error at 90 %
 LARGEST_S = -0.02  # a factor can only move an s below 0, so T stays under 1/2 (sigmoid) or 1 (exp)
 SMALLEST_T = 1e-8  # the same for g = identity
+MOST_NATS = 50.0  # that one move may take, where the controller sets no limit
 
 Soft = tuple[Layer, SoftThreshold]
 
@@ -28,17 +29,42 @@ def refresh_reach(layers: Sequence[Soft]) -> None:
             soft.refresh_backward_bound(layer.weight())
 
 
-def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Generator) -> None:
-    """One shared threshold: the quantile of all |w| of the net."""
-    sample = torch.cat([layer.weight().abs().reshape(-1)[_sample(layer, layers, generator)].float() for layer, _ in layers])
-    bound = split_at(sample, round(sparsity * sample.numel()))
-    for _, soft in layers:
-        soft.set_threshold(bound)
+def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Generator, in_spreads: bool = False) -> None:
+    """One shared threshold: the quantile of all |w| of the net, or of |w| in units of each layer's spread."""
+    units = [_spread(layer) if in_spreads else 1.0 for layer, _ in layers]
+    magnitudes = [layer.weight().abs().reshape(-1)[_sample(layer, layers, generator)].float() for layer, _ in layers]
+    sample = torch.cat([values / unit for values, unit in zip(magnitudes, units, strict=True)])
+    bound = start_bound(sample, round(sparsity * sample.numel()))
+    for (_, soft), unit in zip(layers, units, strict=True):
+        soft.set_threshold(bound * unit)
 
 
-def steer(layers: Sequence[Soft], controller: TargetController, step: int, floor: float, generator: torch.Generator) -> None:
-    """Multiply every s by the one factor that gives the ramp's overall sparsity; layers at the density floor stay there."""
+def _spread(layer: Layer) -> float:
+    """ST-3's expected spread of a layer's weights: 1 / sqrt of the sum of its sizes."""
+    return 1 / math.sqrt(sum(layer.shape))
+
+
+def steer(layers: Sequence[Soft], controller: TargetController, step: int, floor: float, generator: torch.Generator) -> int:
+    """Bring the overall sparsity to the ramp's, as far as the controller allows; returns how many weights it had to zero.
+
+    Late in the run a sparsity that is still missed is insisted on: without a limit, and by zeroing the smallest weights where
+    no threshold can rise as far.
+    """
     planned = controller.sparsity_at(step)
+    factor = _move(layers, planned, floor, generator, controller.limit)
+    reached, zeroed = _sparsity(layers), 0
+    if controller.insists(step, reached):
+        factor *= _move(layers, planned, floor, generator, _unlimited)
+        zeroed = _zero_smallest(layers, planned, floor)
+        reached = _sparsity(layers)
+    controller.record(step, planned, reached, factor)
+    return zeroed
+
+
+def _move(
+    layers: Sequence[Soft], planned: float, floor: float, generator: torch.Generator, limit: Callable[[float], float]
+) -> float:
+    """Multiply every s by the one factor that gives the overall sparsity; layers at the density floor stay there."""
     total = sum(layer.numel for layer, _ in layers)
     frozen = {layer.name for (layer, _), density in zip(layers, _densities(layers), strict=True) if density <= floor}
     factor = 1.0
@@ -51,7 +77,9 @@ def steer(layers: Sequence[Soft], controller: TargetController, step: int, floor
             break
         keep = (1 - planned) * total - _active([pair for pair in layers if pair[0].name in frozen])
         count = sum(layer.numel for layer, _ in free)
-        factor = controller.limit(_factor(free, min(1.0, max(0.0, keep / count)), generator, before))
+        factor = _factor(free, min(1.0, max(0.0, keep / count)), generator, before)
+        if free[0][1].is_learned:  # no loss pushes back against the others: they go where they should at once
+            factor = limit(factor)
         for layer, soft in free:
             assign(soft.threshold, before[layer.name] * factor)
         sunk = [pair for pair, density in zip(free, _densities(free), strict=True) if density < floor]
@@ -60,7 +88,36 @@ def steer(layers: Sequence[Soft], controller: TargetController, step: int, floor
         for layer, soft in sunk:
             soft.limit_density(layer.weight(), floor)
             frozen.add(layer.name)
-    controller.record(step, planned, 1 - _active(layers) / total, factor)
+    return factor
+
+
+def _unlimited(factor: float) -> float:
+    """Any factor above 0; a weight beyond the range of g asks for one below."""
+    return min(math.exp(MOST_NATS), max(math.exp(-MOST_NATS), factor))
+
+
+def _zero_smallest(layers: Sequence[Soft], planned: float, floor: float) -> int:
+    """Zero active weights, the smallest in units of their threshold, until the sparsity is the planned one; how many."""
+    missing = round((planned - _sparsity(layers)) * sum(layer.numel for layer, _ in layers))
+    if missing <= 0:
+        return 0
+    ratios = [_ratios_to_threshold(layer, soft, floor) for layer, soft in layers]
+    flat = torch.cat([ratio.reshape(-1) for ratio in ratios])
+    count = min(missing, int(torch.count_nonzero(flat.isfinite())))
+    if count == 0:
+        return 0
+    cut = kth_smallest(flat, count)
+    for (layer, _), ratio in zip(layers, ratios, strict=True):
+        assign(layer.stored, layer.weight().masked_fill(ratio <= cut, 0))
+    return count
+
+
+def _ratios_to_threshold(layer: Layer, soft: SoftThreshold, floor: float) -> Tensor:
+    """|w| / T where a weight is active and the layer can spare it, infinity elsewhere."""
+    weight = layer.weight()
+    magnitudes = weight.abs().to(soft.threshold.dtype)
+    spared = soft.active(weight) & (magnitudes <= threshold_for(magnitudes, floor))
+    return (magnitudes / soft.threshold_values()).masked_fill(~spared, math.inf)
 
 
 def _factor(free: Sequence[Soft], density: float, generator: torch.Generator, before: dict[str, Tensor]) -> float:
@@ -101,6 +158,10 @@ def _densities(layers: Sequence[Soft]) -> list[float]:
     """Densities of all these layers; one sync."""
     counts = torch.stack([soft.count_active(layer.weight()) for layer, soft in layers]).tolist() if layers else []
     return [count / layer.numel for (layer, _), count in zip(layers, counts, strict=True)]
+
+
+def _sparsity(layers: Sequence[Soft]) -> float:
+    return 1 - _active(layers) / sum(layer.numel for layer, _ in layers)
 
 
 def _active(layers: Sequence[Soft]) -> float:

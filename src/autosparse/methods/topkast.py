@@ -43,6 +43,9 @@ class PowerMasked(Masked):
             theta = functional.soft_threshold(theta, self.threshold, 1.0)  # a gate of 1: the mask decides who receives
         return functional.gated_mask(theta, self.mask, self.gate if self.is_open else None, self.receives)
 
+    def unpruned(self, stored: Tensor) -> Tensor:
+        return self.full(stored)
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight if self.exponent == 1 else functional.power_inverse(weight, self.exponent)
 
@@ -54,6 +57,9 @@ class PowerMasked(Masked):
         if self.threshold is None:
             return self.mask
         return self.mask & functional.is_active(self.full(weight), self.threshold)
+
+    def cached_count(self, weight: Tensor) -> int | None:
+        return super().cached_count(weight) if self.threshold is None else None
 
     def threshold_values(self) -> Tensor | None:
         return self.threshold
@@ -91,7 +97,7 @@ class TopKAST(DenseGradient, Periodic, Budgeted):
     about = About(
         name="topkast",
         year=2020,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="G inside the backward set B",
         train_flops="2 f_A + f_B",
         reference="Jayakumar et al., Top-KAST: Top-K Always Sparse Training, NeurIPS 2020",
@@ -158,7 +164,7 @@ class TopKASTPP(TopKAST):
     about = About(
         name="topkast+pp",
         year=2021,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="G * a |phi|^(a-1) inside the backward set B",
         train_flops="2 f_A + f_B",
         reference="Schwarz et al., Powerpropagation: A sparsity inducing weight reparameterisation, NeurIPS 2021",
@@ -176,7 +182,7 @@ class TopKASTGA(TopKAST):
     about = About(
         name="topkast+ga",
         year=2023,
-        family="fixed budget, sparse to sparse",
+        family="sparse to sparse",
         pruned_gradient="alpha * G inside the backward set B, alpha annealed",
         train_flops="2 f_A + f_B while alpha > 0, 3 f_A after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",

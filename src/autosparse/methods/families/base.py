@@ -44,7 +44,13 @@ class Traits:
     gate_is_rare: bool = False  # pruned weights receive gradients at few steps only
     rounds: int = 1  # how many times it trains all epochs of a run
     retrain_rate: float = 1.0  # published share of the learning rate in rounds after the first
+    needs_zeros: bool = False  # works on weights that are sparse already
     shardable: bool = False  # can run under FSDP2, where every rank holds a part of a weight
+    # advice when the start costs a trained model much
+    start_gently: str = (
+        "To keep what it has learned, use a method that starts dense, such as "
+        "AutoSparse(start_sparsity=0, target_sparsity=...) or GMP(sparsity=...)."
+    )
     prune_more: str = "raise the method's penalty or train longer"  # advice when nothing is pruned
 
 
@@ -88,6 +94,7 @@ class Run(Protocol):
     def optimizer_state(self, layer: Layer) -> dict[str, Any]: ...
     def gradient(self, layer: Layer) -> Tensor: ...
     def gradient_scale(self) -> float: ...
+    def dense_state_dict(self) -> dict[str, Tensor]: ...
     def restart(self) -> None: ...
 
 
@@ -162,6 +169,10 @@ class Method:
         """Densities of the forward, input-gradient and weight-gradient passes of the present step, one value per layer."""
         floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
         return density, density, density.maximum(torch.tensor(floors, dtype=density.dtype, device=density.device))
+
+    def at_target(self, sp: Run) -> bool:
+        """Whether the zeros are those that the run ends with; models from before it are denser, so often better."""
+        return True
 
     def notes(self, sp: Run) -> list[str]:
         """Lines that the report adds for this method."""

@@ -87,6 +87,9 @@ class Budgeted(Method):
         for layer in sp.layers:
             set_mask(sp, layer, random_mask(layer, budget[layer.name], sp.generator))
 
+    def at_target(self, sp: Run) -> bool:
+        return all(self.now(final, sp) == final for final in self.finals(sp, self.sparsity).values())
+
     def due(self, sp: Run) -> bool:
         """Whether the masks change at step sp.step."""
         return False
@@ -102,9 +105,10 @@ class Budgeted(Method):
         return takes_step
 
     def after_step(self, sp: Run) -> None:
+        renews = self.when == "after" and self.due(sp)
         if self.stores_zeros:
-            hold_zeros(sp)
-        if self.when == "after" and self.due(sp):
+            hold_zeros(sp, everywhere=renews)
+        if renews:
             self.renew(sp)
 
 

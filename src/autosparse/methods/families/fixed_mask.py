@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from autosparse.common.tensors import top_mask
 from autosparse.functional import as_numbers
+from autosparse.kernels import masks
 from autosparse.layer import Layer
 from autosparse.methods.families.base import Method, Run, part
 from autosparse.parametrizations import Masked
+
+# Their steps leave a weight at zero that has no gradient and no momentum; those that mix entries (Muon, LBFGS) do not.
+ELEMENTWISE = frozenset({
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta, optim.RMSprop
+})  # fmt: skip
 
 
 def mask_of(layer: Layer) -> Tensor:
@@ -39,11 +45,29 @@ def clear_state(sp: Run, layer: Layer, keep: Tensor) -> None:
             value.masked_fill_(~keep, 0)
 
 
-def hold_zeros(sp: Run) -> None:
-    """Put exact zeros where stored weights are pruned, whatever the optimizer did to them."""
-    # With a gate of 0 most optimizers leave a zero alone; those that mix entries (Muon, LBFGS) do not.
+def hold_zeros(sp: Run, everywhere: bool = False) -> None:
+    """Put exact zeros where stored weights are pruned, whatever the optimizer did to them.
+
+    Left out, unless `everywhere`, where a zero without gradient stays one by the optimizer's rule, and was seen to: it is a
+    pass over all weights. The next forward pass notices a weight that has moved all the same.
+    """
+    stays = not everywhere and all(type(optimizer) in ELEMENTWISE for optimizer in sp.optimizers)
     for layer in sp.layers:
-        layer.stored.detach().mul_(as_numbers(mask_of(layer), layer.stored.dtype))
+        masked = part(layer, Masked)
+        if stays and masked.zeros_last and not masked.is_open:
+            continue
+        _zero_pruned(layer, masked)
+
+
+def _zero_pruned(layer: Layer, masked: Masked) -> None:
+    stored = layer.stored.detach()
+    if not masks.fits(stored, masked.mask):
+        stored.mul_(as_numbers(masked.mask, stored.dtype))
+        return
+    masks.masked_product(stored, masked.mask, into=stored)
+    torch.autograd.graph.increment_version(stored)
+    if masked.zeros_last is None:
+        masked.zeros_last = True
 
 
 def random_scores(layer: Layer, generator: torch.Generator) -> Tensor:

@@ -39,6 +39,9 @@ class Rounds(Method):
         sp.restart()
         return True
 
+    def at_target(self, sp: Run) -> bool:
+        return bool(sp.memory["round"] == self.traits.rounds - 1)
+
     def begin_round(self, sp: Run, number: int) -> None:
         """Prune and rewind for round `number`, counted from 0."""
         raise NotImplementedError

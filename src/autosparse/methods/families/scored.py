@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -104,13 +103,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 class RankedMask(Method):
     """A mask of the highest scores of the whole net or of every layer."""
 
+    scopes: ClassVar[tuple[str, ...]] = SCOPES
+
     scope: str = "global"
     dense_first: bool = False
     dense_last: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.scope in SCOPES, f"scope = {self.scope!r}; allowed: {', '.join(SCOPES)}")
+        require(self.scope in self.scopes, f"scope = {self.scope!r}; allowed: {', '.join(self.scopes)}")
 
     def apply(self, sp: Run, masks: Mapping[str, Tensor]) -> None:
         """Set the masks and say so if a layer has lost all its weights."""
@@ -134,9 +135,9 @@ class ScoredMask(RankedMask, FixedMask):
         super().__post_init__()
         require_sparsity("sparsity", self.sparsity)
 
-    @abstractmethod
     def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
         """A score for every weight, by layer; the highest stay."""
+        raise NotImplementedError
 
     def start(self, sp: Run) -> None:
         super().start(sp)
@@ -160,9 +161,13 @@ class ScoredMask(RankedMask, FixedMask):
         # compiled code has no second derivative, and would be recompiled for the few batches of scoring
         eager = torch.compiler.set_stance("force_eager") if has_compiled_parts(sp.model) else nullcontext()
         with undisturbed(sp.model), eager:
-            scores = self.saliency(sp, batches, loss_fn)
-        self.apply(sp, select(scores, self.sparsity, self.scope))
+            masks = self.choose(sp, batches, loss_fn)
+        self.apply(sp, masks)
         sp.memory["scored"] = True
+
+    def choose(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> dict[str, Tensor]:
+        """The masks, by layer."""
+        return select(self.saliency(sp, batches, loss_fn), self.sparsity, self.scope)
 
 
 def required(loss_fn: LossFunction | None, method: str) -> LossFunction:

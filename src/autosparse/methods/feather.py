@@ -1,0 +1,56 @@
+"""Feather: a threshold between soft and hard, one for all layers, with a scaled gradient for pruned weights."""
+
+from __future__ import annotations
+
+from autosparse.methods.autosparse import RAMP, AutoSparse
+from autosparse.methods.families.base import About
+from autosparse.methods.registry import register
+
+HIGH_SPARSITY = 0.95  # above it the authors halve the gradient of pruned weights
+
+
+@register
+class Feather(AutoSparse):
+    """AutoSparse with one shared threshold, a cubic-root shape and a constant alpha (the authors' theta)."""
+
+    about = About(
+        name="feather",
+        year=2023,
+        family="fixed budget",
+        pruned_gradient="theta * G, theta 1 or 0.5",
+        train_flops="2 f_S + f_D",
+        reference="Glentis Georgoulakis, Retsinas and Maragos, Feather: An Elegant Solution to Effective DNN Sparsification, "
+        "BMVC 2023, arXiv 2310.02448",
+        doc="One threshold for all layers, shaped between soft and hard, reached at half of the run.",
+    )
+
+    schedule: str = "constant"
+    g: str = "identity"
+    threshold: str = "shared"
+    start_sparsity: float | None = 0.0
+    target_sparsity: float | None = 0.9
+    target_ramp: float = 0.5
+    shape: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.alpha is None and self.autotune is None:
+            object.__setattr__(self, "alpha", 0.5 if (self.target_sparsity or 0) > HIGH_SPARSITY else 1.0)
+        super().__post_init__()
+
+
+@register
+class FeatherGA(Feather):
+    """Feather with Gradient Annealing: alpha falls, so the weight gradient becomes sparse as well."""
+
+    about = About(
+        name="feather+ga",
+        year=2026,
+        family="fixed budget",
+        pruned_gradient="alpha * G, alpha annealed",
+        train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
+        reference="Feather (BMVC 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
+        doc="Feather whose gradients of pruned weights are scaled by an annealed alpha.",
+    )
+
+    schedule: str = "sigmoid-cosine"
+    zero_epoch: int | float | str | None = RAMP

@@ -1,0 +1,58 @@
+"""ST-3: one soft threshold over all layers, straight-through gradients, channels scaled back to their magnitude."""
+
+from __future__ import annotations
+
+from autosparse.methods.autosparse import RAMP, AutoSparse
+from autosparse.methods.families.base import About, require
+from autosparse.methods.registry import register
+
+
+@register
+class ST3(AutoSparse):
+    """AutoSparse with one shared threshold that follows a cubic ramp, rescaled channels and alpha = 1 throughout."""
+
+    about = About(
+        name="st3",
+        year=2023,
+        family="fixed budget",
+        pruned_gradient="G",
+        train_flops="2 f_S + f_D",
+        reference="Vanderschueren and De Vleeschouwer, Are Straight-Through gradients and Soft-Thresholding all you need for "
+        "Sparse Training?, WACV 2023, arXiv 2212.01076",
+        doc="One soft threshold for all layers on a cubic ramp, straight-through gradients, rescaled channels.",
+    )
+
+    alpha: float | None = 1.0
+    schedule: str = "constant"
+    g: str = "identity"
+    threshold: str = "shared"
+    start_sparsity: float | None = 0.0
+    target_sparsity: float | None = 0.9
+    target_ramp: float = 1.0
+    rescale: bool = True
+    sigma: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sigma:
+            require(self.threshold in ("shared", "sigma"), f"sigma = True needs one shared threshold, not {self.threshold!r}")
+            object.__setattr__(self, "threshold", "sigma")
+        super().__post_init__()
+
+
+@register
+class ST3GA(ST3):
+    """ST-3 with Gradient Annealing: alpha falls, so the weight gradient becomes sparse as well."""
+
+    about = About(
+        name="st3+ga",
+        year=2026,
+        family="fixed budget",
+        pruned_gradient="alpha * G, alpha annealed",
+        train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
+        reference="ST-3 (WACV 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
+        doc="ST-3 whose gradients of pruned weights are scaled by an annealed alpha.",
+    )
+
+    schedule: str = "sigmoid-cosine"
+    zero_epoch: int | float | str | None = RAMP
+    target_ramp: float = 0.7
