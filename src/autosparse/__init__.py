@@ -14,17 +14,19 @@ moved.install()
 # Loaded on first use, so that `import autosparse.cli` does not wait for torch: each module with the names that it gives.
 _NAMES = {
     "methods": (
-        *("AutoSparse", "CS", "DNS", "DNW", "DPF", "DSR", "DST", "GMP", "GraSP", "LTP", "LotteryTicket", "MEST", "OptG"),
-        *("PruneRetrain", "Random", "RigL", "SCL", "SET", "SNFS", "SNIP", "STR", "SWAT", "SynFlow"),
-        *("TopKAST", "TopKASTGA", "TopKASTPP", "list_methods", "method"),
+        *("ACDC", "AutoSparse", "CS", "DNS", "DNW", "DPF", "DSR", "DST", "Feather", "FeatherGA", "GMP", "GraNet", "GraSP"),
+        *("Keep", "LTP", "LotteryTicket", "MEST", "OptG", "PruneRetrain", "Random", "RigL", "SCL", "SET", "SNFS", "SNIP"),
+        *("ST3", "ST3GA", "STR", "SWAT", "SynFlow", "TopKAST", "TopKASTGA", "TopKASTPP", "Wanda", "list_methods", "method"),
     ),
     "methods.annealing": ("GradientAnnealing",),
     "methods.autotune": ("AutoTune", "ReferenceRecorder", "threshold_decay"),
     "sparsifier": ("Sparsifier", "sparsify"),
     "sparsifier.recalibration": ("recalibrate",),
+    "sparsifier.zeros": ("keep_zeros", "prune"),
     "cost": ("profile",),
     "export": ("load_sparse", "save_sparse"),
-    "serving": ("deploy",),
+    "serving": ("deploy", "load_deployed"),
+    "sparsifier.estimate": ("estimate",),
     "functional": ("gated_mask", "soft_threshold"),
     "common.warnings": ("SparsityWarning",),
 }
@@ -49,9 +51,13 @@ if TYPE_CHECKING:
     from autosparse.methods.autotune import ReferenceRecorder as ReferenceRecorder
     from autosparse.methods.autotune import threshold_decay as threshold_decay
     from autosparse.serving import deploy as deploy
+    from autosparse.serving import load_deployed as load_deployed
     from autosparse.sparsifier import Sparsifier as Sparsifier
     from autosparse.sparsifier import sparsify as sparsify
+    from autosparse.sparsifier.estimate import estimate as estimate
     from autosparse.sparsifier.recalibration import recalibrate as recalibrate
+    from autosparse.sparsifier.zeros import keep_zeros as keep_zeros
+    from autosparse.sparsifier.zeros import prune as prune
 
 
 def __getattr__(name: str) -> Any:

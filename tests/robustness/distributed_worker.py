@@ -19,9 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import autosparse
-from autosparse import STR, AutoSparse, AutoTune
+from autosparse import ST3, ST3GA, STR, AutoSparse, AutoTune, Feather, FeatherGA
 from autosparse.methods.families.base import Method
 
+from ..states import untimed
 from .training import Run, conv_net, make_optimizer, mlp
 
 WORLD = 2
@@ -61,9 +62,13 @@ CASES = {
     ),
     "shared, target": Case(wide, (10,), STR(threshold="shared", target_sparsity=0.6)),
     "STR, exp": Case(wide, (10,), STR(g="exp", start_sparsity=0.8)),  # beyond the floor: the guard acts
+    "ST-3, sigma": Case(wide, (10,), ST3(target_sparsity=0.6, sigma=True)),
+    "ST-3, annealed": Case(wide, (10,), ST3GA(target_sparsity=0.6)),
+    "Feather": Case(wide, (10,), Feather(target_sparsity=0.6)),
+    "Feather, annealed": Case(wide, (10,), FeatherGA(target_sparsity=0.6)),
     "convolutions, batch norm": Case(conv_net, IMAGE, AutoSparse(alpha=0.6, target_sparsity=0.7)),
 }
-SHARDED = ("target", "target, AdamW", "channels, backward sparsity", "shared, target", "STR, exp")
+SHARDED = tuple(name for name in CASES if "batch norm" not in name)
 
 
 def rows_of(rank: int) -> slice:
@@ -77,7 +82,7 @@ def seen(run: Run) -> dict[str, Any]:
         "sp": run.sp.state_dict(),
         "alpha": run.sp.alpha,
         "sparsity": run.sp.sparsity(),
-        "report": str(run.sp.report()),
+        "report": untimed(run.sp.report()),
         "gates": [layer.parametrization.gate.item() for layer in run.sp.layers],
     }
 

@@ -14,6 +14,7 @@ from autosparse import STR, AutoSparse, AutoTune, SparsityWarning
 from autosparse.methods.families.base import Method
 from autosparse.models import small_conv, small_transformer
 
+from ..states import untimed
 from .training import Run, begin
 
 IMAGE = (1, 8, 8)
@@ -82,7 +83,7 @@ def main(folder: Path) -> None:
         run = case.build(seed=1000 + number)  # other weights than the run had: all must come from the file
         run.load(torch.load(folder / f"{number}.pt", weights_only=True))
         case.finish(run)
-        torch.save({**run.state(), "report": str(run.sp.report())}, folder / f"{number}.done.pt")
+        torch.save({**run.state(), "report": untimed(run.sp.report())}, folder / f"{number}.done.pt")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import autosparse
 from autosparse import STR, AutoSparse, AutoTune
 from autosparse.methods.families.base import Method
 
-from ..states import differences
+from ..states import differences, untimed
 from .kinds import Attending, Recurrent, Tied
 from .training import Run, batch, begin, conv_net, make_optimizer, mlp
 
@@ -163,6 +164,75 @@ def test_an_averaged_model_becomes_plain_through_a_copy_of_the_run() -> None:
     assert torch.equal(plain.eval()(inputs), expected)
 
 
+class Ema(nn.Module):
+    """As timm's: a deep copy whose whole state is averaged, masks and counters included."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        for mean, value in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
+            mean.copy_(0.5 * mean + 0.5 * value)
+
+
+AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
+    "AveragedModel": lambda model: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)),
+    "with buffers": lambda model: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True),
+    "a copy of one's own": Ema,
+}
+
+
+@pytest.mark.parametrize("first", ["run", "average"])
+@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize(
+    "method", [METHODS["target"], autosparse.RigL(sparsity=0.7, update_every=2), autosparse.LTP(penalty_weight=1e-3)],
+    ids=lambda method: method.about.name,
+)  # fmt: skip
+def test_an_average_becomes_plain_with_the_zeros_of_the_run(method: Method, name: str, first: str) -> None:
+    run = begin(conv_net(), method, IMAGE)
+    averaged = AVERAGES[name](run.model)
+    for _ in range(4):
+        run.advance(5)
+        averaged.update_parameters(run.model)
+    steps = [lambda: run.sp.finalize(), lambda: run.sp.finalize_average(averaged)]
+    results = [step() for step in (steps if first == "run" else reversed(steps))]
+    final, plain = results if first == "run" else reversed(results)
+    assert plain is averaged.module
+    assert list(plain.state_dict()) == list(conv_net().state_dict())
+    assert [type(module) for module in plain.modules()] == [type(module) for module in conv_net().modules()]
+    for layer in run.sp.layers:
+        mean, weight = plain.get_submodule(layer.name).weight, layer.weight()
+        assert not bool(mean[weight == 0].any())
+        assert not torch.equal(mean, weight)
+    assert 0.5 * zeros_in(final) < zeros_in(plain) < run.sp.report().weights
+    plain(batch(0, IMAGE)[0]).sum().backward()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in plain.modules())
+    pickle.dumps(plain)
+
+
+def test_an_average_of_weights_that_store_their_zeros_is_the_average_by_hand() -> None:
+    """RigL's effective weights are the stored ones: their average is masked by the last mask."""
+    run = begin(mlp(), autosparse.RigL(sparsity=0.6, update_every=2))
+    averaged = AVERAGES["a copy of one's own"](run.model)
+    expected = [layer.effective().clone() for layer in run.sp.layers]
+    for _ in range(3):
+        run.advance(3)
+        averaged.update_parameters(run.model)
+        expected = [0.5 * mean + 0.5 * layer.effective() for mean, layer in zip(expected, run.sp.layers, strict=True)]
+    plain = run.sp.finalize_average(averaged)
+    for layer, mean in zip(run.sp.layers, expected, strict=True):
+        assert torch.equal(plain.get_submodule(layer.name).weight, mean * layer.active())
+
+
+def test_what_is_no_copy_of_the_run_is_refused() -> None:
+    run = begin(mlp(), METHODS["target"])
+    for other in (mlp(), run.model, AveragedModel(mlp())):
+        with pytest.raises(ValueError, match="is no averaged copy of the sparsified model"):
+            run.sp.finalize_average(other)
+
+
 # --------------------------------------------------------------------------------------------------------------- torch.export
 
 EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
@@ -209,7 +279,7 @@ def test_states_load_with_weights_only(method: Method, tmp_path: Path) -> None:
     run.advance(4)
     other.advance(4)
     assert differences(other.state(), run.state()) == []
-    assert str(other.sp.report()) == str(run.sp.report())
+    assert untimed(other.sp.report()) == untimed(run.sp.report())
 
 
 def test_a_state_is_a_snapshot() -> None:

@@ -46,6 +46,20 @@ def test_threshold_decay_is_decoupled_under_adam(name: str) -> None:
         assert threshold.item() == pytest.approx(-4.0 * (1 - 0.005) ** 3, rel=1e-6)
 
 
+def test_coupled_decay_moves_thresholds_by_the_rate_per_step_under_adam() -> None:
+    """Adam divides the decay by its own size: whatever it is, s rises by lr a step where the loss has no gradient."""
+    model, sp = sparsified(STR(s_init=-4.0))
+    groups = sp.param_groups(weight_decay=0.0, threshold_decay=0.5, coupled_decay=True)
+    opt = make_optimizer("adam", groups, lr=0.01)
+    sp.bind(opt)
+    for _ in range(3):
+        opt.zero_grad()
+        (0.0 * loss_of(model, 0)).backward()
+        opt.step()
+    for threshold in sp.thresholds():
+        assert threshold.item() == pytest.approx(-4.0 + 3 * 0.01, rel=1e-5)
+
+
 def test_threshold_decay_is_coupled_under_sgd_as_in_the_paper() -> None:
     model, sp = sparsified(STR(s_init=-4.0))
     opt = torch.optim.SGD(sp.param_groups(weight_decay=0.0, threshold_decay=0.5), lr=0.1, momentum=0.9)

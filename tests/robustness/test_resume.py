@@ -17,7 +17,7 @@ import autosparse
 from autosparse import STR, AutoSparse
 from autosparse.methods import Method
 
-from ..states import differences
+from ..states import differences, untimed
 from .resume_worker import CASES
 from .training import begin, mlp
 
@@ -45,7 +45,7 @@ def test_resume_in_a_new_process_is_bit_exact(name: str, continued: dict[str, An
     run = case.build(seed=list(CASES).index(name))
     run.advance(case.cut, case.close_last)
     case.finish(run)
-    expected = {**run.state(), "report": str(run.sp.report())}
+    expected = {**run.state(), "report": untimed(run.sp.report())}
     assert differences(continued[name], expected) == []
     assert (run.sp.step, run.sp.epoch) == (20, 4)
 
@@ -128,7 +128,12 @@ def test_a_state_damaged_anywhere_is_refused_before_anything_is_loaded(method: M
         else:
             accepted.append(what)
     # what older states lack; and only a method could say what its memory needs
-    assert set(accepted) <= {"compute missing", "compute.first_plan_is_due missing", "memory = {'damaged': [1, 2]}"}
+    assert set(accepted) <= {
+        "compute missing",
+        "compute.first_plan_is_due missing",
+        "compute.fusing missing",
+        "memory = {'damaged': [1, 2]}",
+    }
 
 
 def test_a_finalized_run_takes_no_state() -> None:

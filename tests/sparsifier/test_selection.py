@@ -112,11 +112,41 @@ def test_sparsify_twice_is_refused():
         autosparse.sparsify(model, AutoSparse(), epochs=1, steps_per_epoch=1)
 
 
-def test_a_weight_with_a_foreign_parametrization_is_refused_unless_excluded():
+def test_weights_with_a_foreign_parametrization_are_left_dense_with_a_message():
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"0\.weight already has the parametrization _WeightNorm.*exclude '0'"):
-        select(model)
-    assert names(model, exclude=("0",)) == ["1"]
+    with pytest.warns(autosparse.SparsityWarning, match=r"^0 is left dense.*already \(_WeightNorm\)"):
+        assert names(model) == ["1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert names(model, exclude=("0",)) == ["1"]
+
+
+def test_a_foreign_parametrization_is_refused_where_it_is_named_or_alone():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    for given, include in ((model, ("0",)), (model[:1], None)):
+        with pytest.raises(ValueError, match=r"0\.weight already has the parametrization _WeightNorm.*exclude '0'"):
+            select(given, include=include)
+
+
+class Experts(nn.Module):
+    """As in transformers: the weights of all experts are one parameter, and no Linear module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(100, 8), nn.Linear(8, 8)
+        self.experts = nn.Module()
+        self.experts.up, self.experts.scale = nn.Parameter(torch.randn(4, 8, 16)), nn.Parameter(torch.ones(4, 1))
+
+
+def test_large_parameters_that_are_left_dense_are_mentioned():
+    with pytest.warns(
+        autosparse.SparsityWarning, match=r"^37% .*left dense \(experts\.up\).*include=\('experts\.up', \.\.\.\)"
+    ):
+        assert names(Experts()) == ["output"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert names(Experts(), exclude=("experts",)) == ["output"]
+        assert names(Experts(), include=("experts.up", "output")) == ["output", "experts.up"]
 
 
 def test_the_root_module_itself_can_be_the_layer():

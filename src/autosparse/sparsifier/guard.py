@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from autosparse.common.tensors import is_sharded
 from autosparse.common.warnings import warn
 from autosparse.common.words import require
 from autosparse.layer import Layer
+
+Result = TypeVar("Result")
 
 Policy = Literal["hold", "warn", "stop"]
 Kind = Literal["floor", "escape", "growth"]
@@ -218,6 +221,25 @@ def refuse_broken(layers: Sequence[Layer], step: int) -> None:
             f"weights of layer{'s' * (len(broken) > 1)} {names} are not finite at step {step}: training has diverged. "
             "Go back to the last good checkpoint, with a lower learning rate, a longer warm-up or clipped gradients"
         )
+
+
+class _Training(Protocol):
+    layers: list[Layer]
+    step: int
+
+
+def named_if_broken(sp: _Training, hook: Callable[[], Result]) -> Callable[[], Result]:
+    """The hook, whose errors name the layers with weights that are NaN where that is the cause."""
+
+    def named() -> Result:
+        try:
+            return hook()
+        except (ValueError, RuntimeError, OverflowError):
+            if not any(is_sharded(layer.stored) for layer in sp.layers):  # a rank that fails alone cannot gather weights
+                refuse_broken(sp.layers, sp.step)
+            raise
+
+    return named
 
 
 def watch(layers: Sequence[Layer], guard: GuardState, step: int) -> None:

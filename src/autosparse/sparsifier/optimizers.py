@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosparse.common.tensors import whole
+from autosparse.common.warnings import warn
 
 
 def build_groups(
@@ -17,6 +18,7 @@ def build_groups(
     groups: Iterable[Any] | None,
     weight_decay: float | None,
     threshold_decay: float | None,
+    coupled_decay: bool = False,
 ) -> list[dict[str, Any]]:
     """The user's groups (or one of all parameters) without the thresholds, then a group of the thresholds."""
     threshold_ids = {id(threshold) for threshold in thresholds}
@@ -36,8 +38,8 @@ def build_groups(
     if thresholds:
         # torch wants names for all parameters or for none
         learned = [pair for pair in model.named_parameters() if id(pair[1]) in threshold_ids] if named else list(thresholds)
-        # Coupled decay under Adam is normalised away; SGD and AdamW ignore the key.
-        built.append({"params": learned, **decay, "decoupled_weight_decay": True})
+        # Adam divides coupled decay by its own size, so that its strength is lost; SGD and AdamW ignore the key.
+        built.append({"params": learned, **decay, "decoupled_weight_decay": not coupled_decay})
     return built
 
 
@@ -63,6 +65,16 @@ def check_optimizers(optimizers: Sequence[Optimizer], thresholds: Mapping[str, n
         raise ValueError(
             f"the optimizer lacks {len(missing)} of {len(thresholds)} learned thresholds ({shown}): "
             "make it after sparsify, from sp.param_groups(weight_decay=...)"
+        )
+
+
+def warn_without_decay(optimizers: Sequence[Optimizer], thresholds: Iterable[nn.Parameter]) -> None:
+    """Say that nothing makes the thresholds rise."""
+    if all(not group.get("weight_decay", 0) for group in find_groups(optimizers, thresholds)):
+        warn(
+            "the thresholds have no weight decay, and decay is what makes them rise: hardly anything will be pruned. "
+            "Use sp.param_groups(weight_decay=...), threshold_decay=autosparse.threshold_decay(total=8, lrs=...), "
+            "or a target_sparsity."
         )
 
 

@@ -77,13 +77,15 @@ def _belongs(key: str, targets: Mapping[str, Layer]) -> bool:
     return bool(rest) and prefix + rest.split(".")[0] in targets
 
 
-def bake(layers: Sequence[Layer], orders: Orders) -> None:
-    """Remove all parametrizations and write the effective weights, once per storage."""
+def bake(layers: Sequence[Layer], orders: Orders, masks: Sequence[Tensor] | None = None) -> None:
+    """Remove all parametrizations and write the effective weights, once per storage, with the zeros of `masks` as well."""
     if any(is_sharded(layer.stored) for layer in layers):
         raise RuntimeError(
             "a sharded model cannot be made plain in place: build a plain one on every rank and call sp.finalize(into=plain)"
         )
     effective = [layer.effective() for layer in layers]
+    if masks is not None:
+        effective = [value.masked_fill(~mask.to(value.device), 0) for value, mask in zip(effective, masks, strict=True)]
     for layer in layers:
         layer.detach()
     for layer, value in zip(layers, effective, strict=True):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autosparse.common.batches import feed
+
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     """Renew running means and variances as the average over the batches; weights do not change.
@@ -28,11 +30,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
             norm.train()
             norm.reset_running_stats()
             norm.momentum = None  # a plain average over all batches
-        device = next(model.parameters()).device
         with torch.no_grad():
             for batch in batches:
                 batch_count += 1
-                _forward(model, batch, device)
+                feed(model, batch)
         finished = batch_count > 0
     finally:
         for norm in norms:
@@ -45,11 +46,3 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     if not batch_count:
         raise ValueError("batches is empty: the statistics were left as they were")
     return model
-
-
-def _forward(model: nn.Module, batch: Any, device: torch.device) -> None:
-    if isinstance(batch, dict):
-        model(**{name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()})
-        return
-    value = batch[0] if isinstance(batch, tuple | list) else batch
-    model(value.to(device))

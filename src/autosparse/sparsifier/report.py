@@ -10,6 +10,7 @@ import torch
 
 from autosparse.common.tables import Table
 from autosparse.common.tensors import precise
+from autosparse.sparsifier.speed import Speed
 
 if TYPE_CHECKING:
     from autosparse.cost import Profile
@@ -27,6 +28,7 @@ class LayerReport:
     zeros: int
     threshold: float | None
     macs: int | None
+    computed: str = ""  # which passes skip zeros, or why none does
 
     @property
     def sparsity(self) -> float:
@@ -49,6 +51,7 @@ class Report:
     train_fraction: float | None
     test_fraction: float | None
     compute: str
+    speed: Speed | None = None
     notes: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
     history: tuple[dict[str, Any], ...] = field(default=(), repr=False)
@@ -87,18 +90,19 @@ class Report:
                 f"{layer.sparsity:.2%}",
                 "-" if layer.threshold is None else f"{layer.threshold:.4g}",
                 "-" if layer.macs is None else layer.macs,
+                layer.computed,
             )
             for layer in self.layers
         ]
         macs = [layer.macs for layer in self.layers if layer.macs is not None]
         total_macs = sum(macs) if len(macs) == len(self.layers) else "-"
-        notes = [self.compute, *self.notes, *self.events]
+        notes = [self.compute, *([str(self.speed)] if self.speed else []), *self.notes, *self.events]
         if self.train_fraction is not None and self.test_fraction is not None:
             notes.insert(0, f"Train F {self.train_fraction:.3f}, Test F {self.test_fraction:.3f} of the dense run's FLOPs")
         return Table(
-            headings=("layer", "kind", "weights", "zeros", "sparsity", "threshold", "MACs"),
+            headings=("layer", "kind", "weights", "zeros", "sparsity", "threshold", "MACs", "computed"),
             rows=rows,
-            totals=("total", "", self.weights, self.zeros, f"{self.sparsity:.2%}", "", total_macs),
+            totals=("total", "", self.weights, self.zeros, f"{self.sparsity:.2%}", "", total_macs, ""),
             title=f"{self.method}: epoch {self.epoch} of {self.epochs}, step {self.step}",
             notes=notes,
         ).text()
@@ -128,7 +132,7 @@ class RunCost:
 
 def make_report(sp: Sparsifier) -> Report:
     """The report of a run as it stands now."""
-    profile = sp.ledger.profile
+    profile, plans = sp.ledger.profile, sp.layer_plans()
     rows = [
         LayerReport(
             layer.name,
@@ -137,8 +141,11 @@ def make_report(sp: Sparsifier) -> Report:
             layer.numel - int(count),
             threshold,
             None if profile is None else profile.macs_of(layer.name),
+            str(plan),
         )
-        for layer, count, threshold in zip(sp.layers, sp.counts().tolist(), mean_thresholds(sp.layers), strict=True)
+        for layer, count, threshold, plan in zip(
+            sp.layers, sp.counts().tolist(), mean_thresholds(sp.layers), plans, strict=True
+        )
     ]
     return Report(
         method=sp.method.about.name,
@@ -149,6 +156,7 @@ def make_report(sp: Sparsifier) -> Report:
         train_fraction=sp.cost.train_fraction if profile and sp.ledger.steps else None,
         test_fraction=sp.cost.test_fraction if profile else None,
         compute=str(sp._compute),
+        speed=sp.speed(plans),
         notes=tuple(sp.method.notes(sp)),
         events=tuple(str(event) for event in sp.events),
         history=tuple(sp.history),

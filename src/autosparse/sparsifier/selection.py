@@ -19,6 +19,7 @@ Patterns = Pattern | Sequence[Pattern] | None
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+UNNOTICED = 0.25  # of all weights: as much may be left dense without a word
 _ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
 
 
@@ -36,7 +37,8 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
             raise ValueError(_nothing("exclude", pattern, candidates))
         candidates = [place for place in candidates if not _matches(pattern, place)]
     if include is None:
-        candidates = _without_frozen(candidates)
+        _mention_others([place for place in everywhere if not _is_excluded(place, exclude)])
+        candidates = _without_parametrized(_without_frozen(candidates))
     layers = _merge_tied(candidates, everywhere, named)
     if not layers:
         raise ValueError(
@@ -122,6 +124,50 @@ def _without_frozen(candidates: list[Place]) -> list[Place]:
     return [place for place in candidates if place not in frozen]
 
 
+def _without_parametrized(candidates: list[Place]) -> list[Place]:
+    """Leave out weights that weight norm or the like computes, and say which they are; a model of nothing else is refused."""
+    taken = [place for place in candidates if parametrize.is_parametrized(place.module, place.tensor)]
+    if not taken or len(taken) == len(candidates):
+        return candidates
+    are = "is left dense: its weight has a parametrization" if len(taken) == 1 else "are left dense: they have parametrizations"
+    warn(f"{', '.join(place.name for place in taken)} {are} already ({', '.join(sorted(set().union(*map(_kinds, taken))))}).")
+    return [place for place in candidates if place not in taken]
+
+
+def _kinds(place: Place) -> list[str]:
+    return [type(other).__name__ for other in place.module.parametrizations[place.tensor]]  # type: ignore[index]
+
+
+def _is_excluded(place: Place, exclude: Patterns) -> bool:
+    return any(_matches(pattern, place) for pattern in _as_sequence(exclude))
+
+
+def _mention_others(places: Sequence[Place]) -> None:
+    """Name large parameters that only `include` can choose, such as the experts of a mixture, which are no Linear modules."""
+    sizes = {place.key: value.numel() for place in places if (value := _plain_parameter(place)) is not None}
+    others = [place.key for place in places if place.key in sizes and not _is_prunable(place) and _is_matrix(place)]
+    share = sum(sizes[key] for key in others) / max(1, sum(sizes.values()))
+    if share > UNNOTICED:
+        others.sort(key=lambda key: -sizes[key])
+        names = ", ".join(others[:3]) + (" and others" if len(others) > 3 else "")
+        warn(
+            f"{share:.0%} of the model's weights are left dense ({names}): by default the weights of Conv, Linear, RNN and "
+            f"attention modules are sparsified. Name others with include=({others[0]!r}, ...)."
+        )
+
+
+def _plain_parameter(place: Place) -> nn.Parameter | None:
+    value = place.module._parameters.get(place.tensor)
+    return None if value is None or is_lazy(value) else value
+
+
+def _is_matrix(place: Place) -> bool:
+    """Two sides at least, and trained: not a norm, a bias, an embedding, or what is frozen."""
+    value = _plain_parameter(place)
+    embeds = isinstance(place.module, nn.Embedding | nn.EmbeddingBag)
+    return value is not None and value.requires_grad and not embeds and sum(side > 1 for side in value.shape) > 1
+
+
 def _is_frozen(place: Place) -> bool:
     parameter = place.module._parameters.get(place.tensor)  # None under a parametrization, which is refused later
     return parameter is not None and not parameter.requires_grad
@@ -146,9 +192,9 @@ def _merge_tied(candidates: list[Place], everywhere: list[Place], named: set[str
     layers, done = [], set()
     for place in candidates:
         if parametrize.is_parametrized(place.module, place.tensor):
-            kinds = [type(other).__name__ for other in place.module.parametrizations[place.tensor]]  # type: ignore[index]
             raise ValueError(
-                f"{place.key} already has the parametrization {', '.join(kinds)}: remove it first, or exclude {place.name!r}"
+                f"{place.key} already has the parametrization {', '.join(_kinds(place))}: remove it first, "
+                f"or exclude {place.name!r}"
             )
         parameter = place.module._parameters[place.tensor]
         assert parameter is not None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosparse.common.ranks import mean_over_ranks
@@ -19,13 +20,15 @@ from autosparse.cost import Ledger, Profile, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
 from autosparse.sparsifier import plain
-from autosparse.sparsifier.guard import Event, Guard, GuardState, refuse_broken, watch
-from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap
+from autosparse.sparsifier.averages import finalize_copy
+from autosparse.sparsifier.exchange import Exchange, exchange_through
+from autosparse.sparsifier.first_step import FirstStep
+from autosparse.sparsifier.guard import Event, Guard, GuardState, named_if_broken, refuse_broken, watch
+from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap, warn_without_decay
 from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
-from autosparse.sparsifier.state import load_state, save_state, share_state
-
-Result = TypeVar("Result")
+from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
+from autosparse.sparsifier.state import Restart, load_state, save_state, share_state, start_again_if_loaded
 
 
 def sparsify(
@@ -105,9 +108,14 @@ class Sparsifier:
         self._checked_first_step = False
         self._fingerprint: plain.Fingerprint | None = None
         self._gates: tuple[float, frozenset[str]] | None = None
+        self.announces_speed = True  # in a line after the first epoch
+        self._clock = StepClock()
+        self._speed: Speed | None = None  # in the last epoch
         method.check(self)
         self.parts: dict[str, Stateful] = method.parts(self)
         self._orders, self._plain_keys = plain.parameter_orders(self.layers), list(model.state_dict())
+        self._loading = model.register_load_state_dict_post_hook(Restart(self))  # type: ignore[no-untyped-call]
+        self.first_step = FirstStep(self)
         self._recorder = None if costs else Recorder(model, done=self.ledger.set_profile)
         if costs:
             self.ledger.set_profile(costs)
@@ -135,6 +143,11 @@ class Sparsifier:
         """The fraction of zeros over all sparsified weights."""
         total = sum(layer.numel for layer in self.layers)
         return (total - int(self.counts().sum())) / total
+
+    @property
+    def at_target(self) -> bool:
+        """Whether the run has its final sparsity, within half a point: compare models of this moment and later ones alone."""
+        return self.method.at_target(self)
 
     @property
     def cost(self) -> RunCost:
@@ -173,21 +186,35 @@ class Sparsifier:
         """How every layer runs now, with the planner's times where it has measured."""
         return self._compute.plans(self.layers, self.densities())
 
+    def speed(self, plans: Sequence[LayerPlan] | None = None) -> Speed | None:
+        """Milliseconds per step in this epoch, or in the last one, and about those of dense training; None at the start."""
+        if self._clock.seconds() is None:
+            return self._speed
+        return speed_of(self._clock, self.layers, self.layer_plans() if plans is None else plans)
+
+    def __str__(self) -> str:
+        return str(self.report())
+
     def thresholds(self) -> list[nn.Parameter]:
         """The method's learned tensors (thresholds, scores), as they are now."""
         return list(self._named_thresholds().values())
 
     def param_groups(
-        self, groups: Iterable[Any] | None = None, weight_decay: float | None = None, threshold_decay: float | None = None
+        self,
+        groups: Iterable[Any] | None = None,
+        weight_decay: float | None = None,
+        threshold_decay: float | None = None,
+        coupled_decay: bool = False,
     ) -> list[dict[str, Any]]:
         """Optimizer groups: the model's parameters (or the user's groups), and a group of the thresholds.
 
         weight_decay goes to every group that sets none; without it the optimizer's default holds. Thresholds take the same
-        decay unless threshold_decay is given; under a target_sparsity they take none.
+        decay unless threshold_decay is given; under a target_sparsity they take none. Under Adam it is decoupled from the
+        gradient, or with coupled_decay part of it, so that s moves by about the learning rate per step.
         """
         own_decay = self.method.traits.learned_decay if threshold_decay is None else threshold_decay
         decay = weight_decay if own_decay is None else own_decay
-        return build_groups(self.model, self.thresholds(), groups, weight_decay, decay)
+        return build_groups(self.model, self.thresholds(), groups, weight_decay, decay, coupled_decay)
 
     def bind(self, *optimizers: Any) -> None:
         """Listen to the optimizer's steps; several that step together are bound in one call. Under DDP every rank calls it."""
@@ -200,9 +227,11 @@ class Sparsifier:
             raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
         if self._binding:
             self._binding.remove()
-        self._binding = Binding(unwrapped, self._named_if_broken(self._before_step), self._named_if_broken(self._after_step))
+        start_again_if_loaded(self)
+        self._binding = Binding(unwrapped, named_if_broken(self, self._before_step), named_if_broken(self, self._after_step))
         self._start()
         share_state(self)
+        self.first_step.agree()
         self._refresh()
 
     def gradient(self, layer: Layer) -> Tensor:
@@ -247,6 +276,13 @@ class Sparsifier:
         clipped = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
         return nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
 
+    def communication_hook(self, ddp: DistributedDataParallel, dtype: torch.dtype | None = None) -> Exchange:
+        """Let ranks exchange only the gradients of weights that receive one; what has been sent is on the result.
+
+        `dtype` torch.bfloat16 or torch.float16 rounds them on the way.
+        """
+        return exchange_through(ddp, self, dtype)
+
     def end_epoch(self, loss: float | Tensor | None = None) -> None:
         """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
         self._require_attached()
@@ -270,7 +306,11 @@ class Sparsifier:
         self._refresh()
         self.history.append(epoch_record(self, value))
         self._warn_if_dense()
-        self._plan(self.history[-1]["densities"])
+        self._speed = self.speed()
+        if self.epoch == 1 and self.announces_speed:
+            announce(self._speed)
+        self._clock.restart()
+        self._plan(lambda: self.history[-1]["densities"])
         self._fingerprint = plain.fingerprint(self.model, self.layers, self.step)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
@@ -278,7 +318,9 @@ class Sparsifier:
         if not isinstance(self.method, LooksAtData):
             name = self.method.about.name
             raise TypeError(f"{name} does not look at data before training: there is nothing to score")
+        self.first_step.before_start()
         self.method.score(self, batches, loss_fn)
+        self.first_step.after_start()
         self._refresh()
 
     def next_round(self, *optimizers: Any) -> bool:
@@ -323,7 +365,16 @@ class Sparsifier:
             self._binding = None
         if self._recorder:
             self._recorder.close()
+        self.first_step.close()
+        self._loading.remove()
         return self.model
+
+    def finalize_average(self, averaged: nn.Module) -> nn.Module:
+        """Make an averaged copy of the model plain: an AveragedModel, another wrapper with a `module`, or a deepcopy.
+
+        Its weights are its own, of averaged weights and thresholds; they are 0 wherever this run's weights are.
+        """
+        return finalize_copy(averaged, self.layers, self._orders)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact resume needs besides the model's and the optimizer's own state."""
@@ -348,7 +399,9 @@ class Sparsifier:
     def _start(self) -> None:
         """Initial thresholds or masks; a model built on the meta device waits until it has weights."""
         if not self._started and not any(layer.stored.is_meta for layer in self.layers):
+            self.first_step.before_start()
             self.method.start(self)
+            self.first_step.after_start()
             self._started = True
             if self.guard:
                 watch(self.layers, self.guard, self.step)
@@ -370,19 +423,18 @@ class Sparsifier:
         for layer in self.layers:
             layer.parametrization.open_gate(0.0 if layer.name in escaped else gate)
 
-    def _plan(self, densities: Sequence[float]) -> None:
+    def _plan(self, densities: Callable[[], Sequence[float]]) -> None:
         self._compute.plan(self.layers, densities, self.model, self.method.traits.gate_is_rare)
 
     def _before_step(self) -> bool:
-        for layer in self.layers:
-            layer.parametrization.refuse_narrow(layer.name)
         if not self._checked_first_step:
             self._check_first_step()
-        self._pending = torch.stack(self.method.passes(self._density(self._counts_of_step()), self))
+        self._pending = torch.stack(self.method.passes(self._densities_of_step(), self))
         return self.method.before_step(self)
 
     def _after_step(self) -> None:
         assert self._pending is not None
+        self._clock.tick()
         self.ledger.add(self._pending)
         self.step += 1
         if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
@@ -390,35 +442,18 @@ class Sparsifier:
         self.method.after_step(self)
         self._set_gates()
         if self._compute.first_plan_is_due:
-            self._plan(self.densities())
-
-    def _named_if_broken(self, hook: Callable[[], Result]) -> Callable[[], Result]:
-        """The hook, whose errors name the layers with weights that are NaN where that is the cause."""
-
-        def named() -> Result:
-            try:
-                return hook()
-            except (ValueError, RuntimeError, OverflowError):
-                if not any(is_sharded(layer.stored) for layer in self.layers):  # a rank that fails alone cannot gather weights
-                    refuse_broken(self.layers, self.step)
-                raise
-
-        return named
+            self._plan(self.densities)
+            self._clock.restart()
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
         self._refresh()
+        self.first_step.finish()
         named = self._named_thresholds()
         check_optimizers(self._binding.optimizers, named)
         self._checked_first_step = True
         if self.method.traits.needs_decay and named:
-            groups = find_groups(self._binding.optimizers, named.values())
-            if all(not group.get("weight_decay", 0) for group in groups):
-                warn(
-                    "the thresholds have no weight decay, and decay is what makes them rise: hardly anything will be pruned. "
-                    "Use sp.param_groups(weight_decay=...), threshold_decay=autosparse.threshold_decay(total=8, lrs=...), "
-                    "or a target_sparsity."
-                )
+            warn_without_decay(self._binding.optimizers, named.values())
 
     def _warn_if_dense(self) -> None:
         sparsity = self.history[-1]["sparsity"]
@@ -429,10 +464,18 @@ class Sparsifier:
         """Active weights per layer, as one tensor on the model's device: no sync."""
         return torch.stack([layer.count_active() for layer in self.layers])
 
-    def _counts_of_step(self) -> Tensor:
-        """The same after a forward pass, which may have counted already."""
-        counts = [layer.parametrization.cached_count(layer.stored) for layer in self.layers]
-        return self.counts() if None in counts else torch.tensor(counts)
+    def _densities_of_step(self) -> Tensor:
+        """Densities after a forward pass, which may have counted already; refuses what was cast to half precision."""
+        densities = []
+        for layer in self.layers:
+            part = layer.parametrization
+            part.refuse_narrow(layer.name)
+            count = part.cached_count(layer.stored)
+            if count is not None:
+                densities.append(count / layer.numel)
+        if len(densities) < len(self.layers):
+            return self._density(self.counts())
+        return torch.tensor(densities, dtype=torch.float64)
 
     def _density(self, counts: Tensor) -> Tensor:
         counts = precise(counts)

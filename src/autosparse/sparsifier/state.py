@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch import nn
 
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
 from autosparse.methods.families.base import Method, Stateful, plain_fields
@@ -39,7 +40,7 @@ def save_state(sp: Sparsifier) -> dict[str, Any]:
 
 def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     """Check everything, then continue from `state`."""
-    if "version" not in state:
+    if not isinstance(state, Mapping) or "version" not in state:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
@@ -188,3 +189,28 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
         if name in shapes_here and shapes[name] != shapes_here[name]
     ]
     return differences
+
+
+class Restart:
+    """After the model's load_state_dict: the start anew, if the state was a plain one. A copy of the model has an idle one."""
+
+    def __init__(self, sp: Sparsifier | None) -> None:
+        self.sp = sp
+
+    def __call__(self, model: nn.Module, incompatible_keys: Any) -> None:
+        if self.sp is not None:
+            start_again_if_loaded(self.sp)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Restart:
+        return Restart(None)
+
+
+def start_again_if_loaded(sp: Sparsifier) -> None:
+    """Before the first step: thresholds and masks from plain weights that load_state_dict has brought."""
+    parts = [layer.parametrization for layer in sp.layers if layer.attached]
+    if any(part.took_plain_weight for part in parts):
+        for part in parts:
+            part.took_plain_weight = False
+        if sp.step == 0:
+            sp._started = False
+            sp._start()
