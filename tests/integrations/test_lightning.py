@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import autosparse
 from autosparse import STR, RigL
 
-from .lightning_parts import BATCHES, EPOCHS, ManualNet, Net, SparseTraining, fit, loader, trainer
+from .lightning_parts import BATCHES, EPOCHS, ManualNet, Net, SparseTraining, data, fit, loader, trainer
 from .lightning_resume import CASES, METHODS, ValidatedNet, run
 from .ranks import assert_finished
 
@@ -114,6 +115,47 @@ def test_sparsity_alpha_and_train_f_are_logged() -> None:
     assert metrics["alpha"] == pytest.approx(sp.alpha)
     assert metrics["train_fraction"] == pytest.approx(sp.cost.train_fraction)
     assert 0 < sp.cost.train_fraction < 1
+
+
+class Normed(Net):
+    """With a norm, by which a trained net is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(1, nn.LayerNorm(32))
+
+
+class Calling(Normed):
+    """Calls itself, and so its own forward."""
+
+    def forward(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("kind", [Normed, Calling])
+@pytest.mark.parametrize("start", [0.0, 0.8])
+def test_a_trained_module_says_what_the_start_costs_it(kind: type[Net], start: float) -> None:
+    """Also one whose forward is never called; its MACs are counted once, with the next batch."""
+    dense = Normed()
+    optimizer = torch.optim.Adam(dense.parameters(), lr=1e-2)
+    x, y = data().tensors
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(dense.net(x), y).backward()
+        optimizer.step()
+    module, sparse = kind(), SparseTraining(STR(start_sparsity=start))
+    module.load_state_dict(dense.state_dict())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit(sparse, module, max_epochs=1)
+    found = [str(each.message) for each in said if "in a trained model" in str(each.message)]
+    assert len(found) == (start > 0)
+    assert all("str starts with 80% zeros in a trained model: the loss of the first batch is" in each for each in found)
+    assert [(layer.name, layer.macs) for layer in sparse.sparsifier.report().layers] == [("net.0", 320), ("net.3", 96)]
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.children())
 
 
 # ---------------------------------------------------------------------------------------------------- the optimizer

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -281,24 +283,59 @@ def test_a_model_of_ones_own_with_tied_layers(tmp_path: Path) -> None:
     assert (stored["second.weight"] == 0).float().mean() > 0.5
 
 
-def test_the_best_model_is_loaded_with_its_thresholds(tmp_path: Path) -> None:
-    class FirstIsBest(TrainerCallback):
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            kwargs["metrics"]["eval_score"] = -state.global_step
+# ------------------------------------------------------------------------------------------------------ pretrained models
 
-    trainer = Trainer(
-        model=bert(),
-        args=arguments(
-            tmp_path, save_strategy="epoch", eval_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="score",
-            greater_is_better=True,
-        ),
-        train_dataset=sentences(), eval_dataset=sentences(8), callbacks=[FirstIsBest()],
-    )  # fmt: skip
-    sp = sparsify_trainer(trainer, TARGET)
-    trainer.train()
-    stored = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
-    assert sp.step == 3
-    assert differences(sp.finalize().state_dict(), stored) == []
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A net that was trained densely, and saved as `save_pretrained` does."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    model = bert()
+    options = {"num_train_epochs": 30, "gradient_accumulation_steps": 1, "learning_rate": 3e-3, "logging_strategy": "no"}
+    Trainer(model=model, args=arguments(folder, **options), train_dataset=sentences()).train()
+    model.save_pretrained(folder)
+    return folder
+
+
+def said(trainer: Trainer) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    return [str(each.message) for each in caught if "in a trained model" in str(each.message)]
+
+
+def test_a_pretrained_model_starts_without_a_jump(pretrained: Path, tmp_path: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(pretrained).eval()
+    inputs = {key: torch.stack([each[key] for each in sentences()]) for key in ("input_ids", "labels")}
+    expected = model(**inputs).loss
+    assert expected < 0.2
+    trainer, sp = make(tmp_path, TARGET, model=model)
+    assert sp.method == AutoSparse(target_sparsity=0.7, start_sparsity=0.0)
+    torch.testing.assert_close(model(**inputs).loss, expected, rtol=1e-2, atol=0)
+    assert said(trainer) == []
+    assert sp.sparsity() == pytest.approx(0.7, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "method", [AutoSparse(start_sparsity=0.5), AutoSparse(s_init=-3.0), autosparse.RigL(sparsity=0.8)], ids=str
+)
+def test_a_start_that_was_asked_for_stays_and_is_measured(method: Any, pretrained: Path, tmp_path: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(pretrained)
+    trainer, sp = make(tmp_path, method, model=model, max_steps=2)
+    assert sp.method == method
+    (message,) = said(trainer)
+    assert re.search(r"the loss of the first batch is [\d.]+, that of the plain model 0\.\d+", message)
+
+
+def test_a_run_of_a_pretrained_model_resumes_wherever_its_model_comes_from(pretrained: Path, tmp_path: Path) -> None:
+    whole = make(tmp_path, TARGET, model=BertForSequenceClassification.from_pretrained(pretrained), save_strategy="epoch")
+    whole[0].train()
+    for model in (bert(seed=5), BertForSequenceClassification.from_pretrained(pretrained)):
+        resumed = make(tmp_path / "resumed", TARGET, model=model)
+        resumed[0].train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+        ours, theirs = state(*resumed), state(*whole)
+        ours["sp"]["fields"] = theirs["sp"]["fields"]
+        assert differences(ours, theirs) == []
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from autosparse.integrations.gradients import Gradients
+from autosparse.integrations.lightning_best import compare_at_target, release, warn_if_best_is_before_target
 from autosparse.integrations.lightning_run import EpochLoss, check_plan, plan
+from autosparse.integrations.loops import warn_if_before_target
 from autosparse.integrations.module_hooks import count_macs, follow, unfollow
 from autosparse.integrations.regroup import move_thresholds
 from autosparse.methods.autotune import AlphaTuner
@@ -58,6 +61,12 @@ class SparseTraining(Callback):
             # no callback is called between the module's own setup and the loading of a checkpoint
             follow(pl_module, "configure_model", lambda: self._attach(trainer, pl_module))
             follow(pl_module, "on_load_checkpoint", self._check)
+        elif self._attached() and self.sparsifier.model is pl_module:
+            follow(pl_module, "on_load_checkpoint", self._restore_parametrized)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        unfollow(pl_module, "configure_model", "on_load_checkpoint", "on_save_checkpoint")
+        release(trainer)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         if self._attached() and self.sparsifier.model is module:
@@ -68,7 +77,7 @@ class SparseTraining(Callback):
                 trainer.fit_loop._combined_loader = None  # set up again after a restore, or it would not get its saved state
             epochs, steps = plan(trainer, self.steps_per_epoch)
             self.sparsifier = sparsify(module, self.method, epochs=epochs, steps_per_epoch=steps, **self.options)
-        self._gradients = Gradients(self.sparsifier)
+        self._gradients, self._counts_macs = Gradients(self.sparsifier), False
 
     def _attached(self) -> bool:
         return hasattr(self, "sparsifier") and self.sparsifier.layers[0].attached
@@ -79,6 +88,26 @@ class SparseTraining(Callback):
         if not state:
             raise ValueError("this is no checkpoint of a sparse run: load its weights into the module, fit without ckpt_path")
         self.load_state_dict(state)
+        self._restore_parametrized(checkpoint)
+
+    def _restore_parametrized(self, checkpoint: dict[str, Any]) -> None:
+        """Put the stored weights and thresholds of this run in the place of the plain weights, which are for everyone else."""
+        stored = checkpoint.get("callbacks", {}).get(self.state_key, {}).get("parametrized")
+        if stored:  # checkpoints of 0.1 have them in the state already
+            keys = self.sparsifier.model.state_dict().keys()
+            others = {key: value for key, value in checkpoint["state_dict"].items() if key in keys}
+            checkpoint["state_dict"] = {**others, **stored}
+
+    def _save_plain(self, checkpoint: dict[str, Any]) -> None:
+        """Let the checkpoint hold plain weights with their zeros, which `load_from_checkpoint` of the module's class reads."""
+        state = checkpoint["state_dict"]
+        parametrized = {key: value for key, value in state.items() if ".parametrizations." in f".{key}"}
+        if self._attached() and parametrized:
+            plain = self.sparsifier.dense_state_dict()
+            checkpoint["state_dict"] = {key: state.get(key, value) for key, value in plain.items()}
+            run = checkpoint.get("callbacks", {}).get(self.state_key)
+            if run:
+                run["parametrized"] = {key: value for key, value in parametrized.items() if key not in plain}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         unfollow(pl_module, "configure_model", "on_load_checkpoint")
@@ -89,12 +118,23 @@ class SparseTraining(Callback):
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._gradients.hook)  # before bind: methods look at all gradients
         self.sparsifier.bind(*optimizers)
+        # the callback's own hook is not called for weights alone
+        follow(pl_module, "on_save_checkpoint", self._save_plain)
+        compare_at_target(trainer, self.sparsifier)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_plan(trainer, self.sparsifier, pl_module.automatic_optimization)
         if self.sparsifier.epoch < trainer.current_epoch:  # resumed after the last batch of an epoch: its end is not announced
             self._end_epoch(self.loss.take_begun())
-        if self.sparsifier.cost.profile is None:
+        first_step = self.sparsifier.first_step
+        if first_step.waits:  # training_step may call the module's parts, never the module
+            first_step.watch(
+                part for part in pl_module.children() if any(parametrize.is_parametrized(p) for p in part.modules())
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.sparsifier.cost.profile is None and not self.sparsifier.first_step.waits and not self._counts_macs:
+            self._counts_macs = True
             count_macs(self.sparsifier, pl_module, "training_step")
 
     @contextmanager
@@ -131,6 +171,8 @@ class SparseTraining(Callback):
         self.sparsifier.end_epoch(loss)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        warn_if_before_target(self.sparsifier)
+        warn_if_best_is_before_target(trainer)
         if self.finalize:
             self.sparsifier.finalize()
 
@@ -138,6 +180,7 @@ class SparseTraining(Callback):
         state = checkpoint["callbacks"].get(self.state_key)
         if state and state["sparsifier"]["step"] > state["sparsifier"]["epoch_start"]:
             state["begun"] = self.loss.so_far(trainer)
+        self._save_plain(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sparsifier": self.sparsifier.state_dict(), "begun": None} if self._attached() else {}

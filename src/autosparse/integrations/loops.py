@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from autosparse.common.warnings import warn
 from autosparse.sparsifier import Sparsifier
 
 
@@ -46,4 +47,13 @@ def check_start(sp: Sparsifier, epochs: int, steps_per_epoch: int, first_step: i
         raise RuntimeError(
             f"the run begins at step {first_step}, the Sparsifier stands at step {sp.step}: "
             "a new run needs a new model, a resumed one its checkpoint"
+        )
+
+
+def warn_if_before_target(sp: Sparsifier) -> None:
+    """Say that training was stopped while zeros were still being added."""
+    if sp.step < sp.total_steps and not sp.at_target:
+        warn(
+            f"training stopped at step {sp.step} of {sp.total_steps} with {sp.sparsity():.1%} zeros, before its target: "
+            "train to the end, or stop only when sp.at_target is true"
         )

@@ -11,6 +11,7 @@ auto-tuning; its logs show sparsity, alpha and Train F. Checkpoints are plain mo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from torch import Tensor
 
 from autosparse.common.files import whole_file
 from autosparse.common.tensors import load_plain
+from autosparse.common.warnings import warn
 from autosparse.integrations.gradients import add_penalty
-from autosparse.integrations.loops import check_start, divide, without
-from autosparse.methods.families.base import Method
+from autosparse.integrations.loops import check_start, divide, warn_if_before_target, without
+from autosparse.methods.autosparse import LearnedThreshold
+from autosparse.methods.families.base import Method, plain_fields
 from autosparse.sparsifier import Sparsifier, sparsify
 from autosparse.sparsifier.optimizers import find_groups, unwrap
 
 try:
     import accelerate  # type: ignore[import-untyped]  # noqa: F401 - its absence shows only when a Trainer is made
-    from transformers import PreTrainedModel, Trainer, TrainerCallback
+    from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
     from transformers.trainer_utils import has_length
 except ImportError as error:
     raise ImportError('the Trainer adapter needs transformers: pip install "autosparse[transformers]"') from error
@@ -41,7 +44,9 @@ def sparsify_trainer(
 ) -> Sparsifier:
     """Attach a method to a Trainer and its model, in place; `options` are those of `autosparse.sparsify`.
 
-    `epochs` divides a run of few epochs into more parts, over which alpha decays; the default is the Trainer's own epochs."""
+    `epochs` divides a run of few epochs into more parts, over which alpha decays; the default is the Trainer's own epochs.
+    Where the method does not say at which sparsity it starts, a model from `from_pretrained` starts at 0: nothing it has
+    learned is lost at once."""
     refusals = {
         "model_init makes another model when training begins: pass model=... instead": trainer.model_init is not None,
         "its optimizer was made before the thresholds and lacks them: leave optimizers=... out, or set trainer.optimizer "
@@ -53,13 +58,22 @@ def sparsify_trainer(
         raise ValueError(f"this Trainer cannot train sparsely: {reason}")
     assert trainer.model is not None
     parts, steps = _plan(trainer.get_train_dataloader(), trainer.args, epochs)
+    start_is_open = isinstance(method, LearnedThreshold) and method.start_sparsity is None and method.s_init is None
+    if isinstance(method, LearnedThreshold) and start_is_open and _is_pretrained(trainer.model):
+        method = replace(method, start_sparsity=0.0)
     sp = sparsify(trainer.model, method, epochs=parts, steps_per_epoch=steps, **options)
     trainer.__class__ = type(f"Sparse{type(trainer).__name__}", (_SparseTrainer, type(trainer)), {})
     assert isinstance(trainer, _SparseTrainer)
     trainer.sparsifier, trainer.threshold_decay, trainer.loss_sum = sp, threshold_decay, torch.zeros(())
+    trainer.start_is_open = start_is_open
     trainer.add_callback(_SparseCallback(trainer, epochs))
     trainer.accelerator.clip_grad_norm_ = partial(_clip_weights, trainer.accelerator.clip_grad_norm_, sp)
     return sp
+
+
+def _is_pretrained(model: Any) -> bool:
+    """Whether the model comes from `from_pretrained`, which notes where."""
+    return isinstance(model, PreTrainedModel) and bool(model.name_or_path)
 
 
 def _clip_weights(clip: Any, sp: Sparsifier, parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +91,7 @@ class _SparseTrainer(Trainer):
     sparsifier: Sparsifier
     threshold_decay: float | None
     loss_sum: Tensor  # since the last end of an epoch
+    start_is_open: bool  # the method has not said where its thresholds start
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(*args, **kwargs)
@@ -123,10 +138,16 @@ class _SparseTrainer(Trainer):
                 "load them into the model, then call sparsify_trainer, and train without resume_from_checkpoint"
             )
         state = load_plain(file)
+        if self.start_is_open:  # decided by where the model came from; after the first step it no longer matters
+            state["sparsifier"]["fields"]["start_sparsity"] = plain_fields(self.sparsifier.method).get("start_sparsity")
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.sparsifier.model.load_state_dict(state["model"])
         losses = state["losses"]
         self.loss_sum = losses[self.args.process_index] if len(losses) == self.args.world_size else losses.mean()
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Before the target a model is denser, so better: the best one is chosen among those at the target."""
+        return self.sparsifier.at_target and super()._determine_best_metric(metrics, trial)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
@@ -141,6 +162,21 @@ class _SparseCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         check_start(self.sp, *_plan(kwargs["train_dataloader"], args, self.epochs), state.global_step)
         self.sp.bind(kwargs["optimizer"])
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                vars(callback)["check_metric_value"] = partial(
+                    self._check_at_target, type(callback).check_metric_value, callback
+                )
+
+    def _check_at_target(self, check: Any, *args: Any) -> None:
+        """Patience counts from the target on: the metric may worsen while zeros are added."""
+        if self.sp.at_target:
+            check(*args)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        warn_if_before_target(self.sp)
+        if args.load_best_model_at_end and state.best_model_checkpoint is None:
+            warn("no evaluated model had the run's final sparsity, so load_best_model_at_end loaded none: the last one stays")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         add_penalty(self.sp, self.sp.model.parameters())
