@@ -164,8 +164,11 @@ class SparseModel(nn.Module, SparseHubMixin):
             )
         if isinstance(arguments["model"], nn.Module):
             return
-        with torch.device("meta"):
-            shell = cls(**arguments)
+        try:
+            with torch.device("meta"):
+                shell = cls(**arguments)
+        except TypeError as error:  # an argument that the model does not have, or of another type
+            raise ValueError(f"{CONFIG} does not describe a model of autosparse: {error}") from error
         problems = differences(shapes, shell.model.state_dict())
         if problems:
             raise ValueError(f"{CONFIG} and {WEIGHTS} do not belong together: {'; '.join(problems[:3])}")

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.capture import Examples
+from autosparse.serving.example import Example
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import LayerChoice, NativeModule, NativeRegion
 
+if TYPE_CHECKING:
+    from autosparse.serving.attempts import Served
+
 _LIVE: WeakSet[Deployed] = WeakSet()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How a deployment came about: what `save` writes."""
+
+    served: Served
+    example: dict[str, Any]  # without its numbers
+    threads: int
+    instruction_set: str | None
 
 
 class Deployed(nn.Module):
     """A model for evaluation only; other methods of the original (such as `encode`) are reached through it."""
 
-    def __init__(self, module: nn.Module, examples: Examples, engine: Engine | None, threads: int, notes: list[str]) -> None:
+    prepared: Prepared | None = None
+
+    def __init__(
+        self, module: nn.Module, examples: tuple[Any, ...], engine: Engine | None, threads: int, notes: list[str]
+    ) -> None:
         super().__init__()
         self.module, self.threads, self.notes = module, threads, notes
         super().train(False)
@@ -45,6 +65,10 @@ class Deployed(nn.Module):
                 raise
             return getattr(self.module, name)
 
+    def save(self, folder: str | os.PathLike[str], force: bool = False) -> None:
+        """Write it to a folder from which `autosparse.load_deployed` makes it again without measuring."""
+        import_module("autosparse.serving.prepared").save(self, folder, force)
+
     def train(self, mode: bool = True) -> Deployed:
         if mode:
             raise RuntimeError("a deployed model cannot be trained: train the plain model, then deploy it again")
@@ -53,21 +77,28 @@ class Deployed(nn.Module):
     def _apply(self, *_: Any, **__: Any) -> Deployed:
         raise RuntimeError("a deployed model stays on the CPU in float32; move or cast the plain model instead")
 
-    def layers(self, *examples: Tensor) -> list[LayerChoice]:
-        """How every layer is computed; with example inputs, measured while they pass through the native regions."""
+    def layers(self, *inputs: Any, **named: Any) -> list[LayerChoice]:
+        """How every layer is computed, and why torch computes it; given inputs, measured while they pass the native regions.
+
+        Inputs are given as to the model itself, or as one mapping of keyword arguments.
+        """
         choices: list[LayerChoice] = []
 
-        def record(region: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def record(region: nn.Module, values: tuple[Tensor, ...]) -> None:
             assert isinstance(region, NativeRegion)
-            choices.extend(region.choices(list(inputs)))
+            choices.extend(region.choices(list(values)))
 
-        regions = [part for part in self.modules() if isinstance(part, NativeRegion)] if examples else []
+        regions = [part for part in self.modules() if isinstance(part, NativeRegion)] if inputs or named else []
         handles = [region.register_forward_pre_hook(record) for region in regions]
-        if handles:
-            self(*examples)
-        for handle in handles:
-            handle.remove()
-        return choices + [part.choice() for part in self.modules() if isinstance(part, PackedLinear)]
+        try:
+            if handles:
+                mapping = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+                Example.of(inputs[0] if mapping else Example(inputs, named)).run(self)
+        finally:
+            for handle in handles:
+                handle.remove()
+        choices += [part.choice() for part in self.modules() if isinstance(part, PackedLinear)]
+        return choices + (self.prepared.served.in_torch if self.prepared is not None else [])
 
 
 def _after_fork() -> None:

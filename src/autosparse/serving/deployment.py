@@ -2,78 +2,77 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
 from autosparse.common.warnings import warn
 from autosparse.kernels import library
-from autosparse.serving.agreement import agree
-from autosparse.serving.capture import CannotCaptureError, Examples
+from autosparse.parametrizations import SparseParametrization
+from autosparse.serving.attempts import BY_DESIGN, Route, serve
 from autosparse.serving.decoders import deployed_class
-from autosparse.serving.deployed import Deployed
-from autosparse.serving.layerwise import replace_layers
-from autosparse.serving.rewrite import captured
+from autosparse.serving.deployed import Deployed, Prepared
+from autosparse.serving.example import Example
+from autosparse.serving.example_spec import describe
+from autosparse.serving.reasons import sentence
 
 
-def deploy(model: nn.Module, example_input: Tensor | Examples, *, threads: int | None = None) -> Deployed:
+def deploy(model: nn.Module, example_input: Any, *, threads: int | None = None) -> Deployed:
     """The model for serving inputs like the example's on `threads` threads (torch's own number by default).
 
-    The model itself is left as it is. Batch norms are folded, ReLU and sums fused, weights packed for the native kernels, and
-    for every layer dense or sparse is chosen by measuring. Other batch and image sizes work too, with the same choices.
+    The example is a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments. The model itself is
+    left as it is. Batch norms are folded, ReLU and sums fused, weights packed for the native kernels, and for every layer
+    dense or sparse is chosen by measuring. Other batch sizes, image sizes and lengths work too, with the same choices.
     """
-    examples = example_input if isinstance(example_input, tuple) else (example_input,)
-    _check(model, examples, threads)
-    count = torch.get_num_threads() if threads is None else threads
-    with torch.no_grad(), _threads(count):
+    example = Example.of(example_input)
+    check(model, example, threads)
+    return prepare(model, example, torch.get_num_threads() if threads is None else threads)
+
+
+def prepare(model: nn.Module, example: Example, threads: int, remembered: Route | None = None) -> Deployed:
+    """`deploy` for arguments that are checked, with choices that were measured before."""
+    with torch.no_grad(), _threads(threads), torch.random.fork_rng(devices=[]):
         engine = library.engine()
-        notes = [] if engine is not None else [f"all layers run in dense torch: {library.why_not()}"]
-        served = _served(model, examples, engine, count, notes)
-        deployed = deployed_class(served)(served, examples, engine, count, notes)
+        served = serve(model, example, engine, threads, remembered)
+        notes = list(served.route.notes)
+        if engine is None:
+            notes.append(f"all layers run in dense torch: {library.why_not()}")
+        elif served.in_torch:
+            notes.append(sentence(served.in_torch, served.layers))
+        examples = _positional(model, example)
+        deployed = deployed_class(served.module)(served.module, examples, engine, threads, notes)
+        deployed.prepared = Prepared(served, describe(example), threads, engine.instruction_set if engine else None)
     for note in notes:
-        warn(f"deploy: {note}")
+        if note != BY_DESIGN:  # nothing to warn of
+            warn(f"deploy: {note}")
     return deployed
 
 
-def _served(model: nn.Module, examples: Examples, engine: library.Engine | None, threads: int, notes: list[str]) -> nn.Module:
-    """The captured graph, or the model with its layers replaced one by one; either gives the plain model's outputs."""
-    plain = copy.deepcopy(model).eval().requires_grad_(False)
-    expected = plain(*examples)
-    try:
-        graph = captured(plain, examples, engine, threads, notes)
-    except CannotCaptureError as error:
-        notes.append(
-            f"the model keeps its structure and its layers are replaced one by one, since torch.fx cannot capture it ({error})"
-        )
-    else:
-        if agree(graph(*examples), expected):
-            return graph
-        notes.append("the captured graph computes something else than the model; its layers were replaced one by one")
-    plain = copy.deepcopy(model).eval().requires_grad_(False)
-    notes += replace_layers(plain, examples, engine, threads)
-    if not agree(plain(*examples), expected):
-        raise RuntimeError("the deployed model computes something else than the plain one: please report this model")
-    return plain
-
-
-def _check(model: nn.Module, examples: Examples, threads: int | None) -> None:
+def check(model: nn.Module, example: Example, threads: int | None) -> None:
+    """Refuse what cannot be deployed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"deploy takes a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, Deployed):
         raise TypeError("the model is deployed already; give deploy the plain model")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}; give 1 or more, or None for torch's own number")
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
+    if any(isinstance(part, SparseParametrization) for part in model.modules()):
         raise ValueError("the model still carries its training parametrizations: call sparsifier.finalize() first, then deploy")
-    for tensor in (*model.parameters(), *(example for example in examples if isinstance(example, Tensor))):
+    for tensor in (*model.parameters(), *example.tensors()):
         if tensor.device.type != "cpu":
             raise ValueError(
                 f"deploy is for the CPU, but a tensor is on {tensor.device}; call .cpu() on the model and the example"
             )
+
+
+def _positional(model: nn.Module, example: Example) -> tuple[Any, ...]:
+    """The example as decoders take it."""
+    again = example.fresh()
+    return (*inspect.signature(model.forward).bind(*again.args, **again.named).args,) if again.named else again.args
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import operator
 import torch
 from torch import Tensor, fx, nn
 
-from autosparse.serving.capture import module_of
+from autosparse.serving.capture import layer_name, module_of, shape_of
+from autosparse.serving.kinds import HARMLESS, computes_as, has_hooks
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 IN_PLACE = {operator.iadd, operator.imul, operator.isub, torch.relu_}
@@ -26,7 +27,7 @@ def scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tens
     return scale, offset - mean * scale
 
 
-def folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+def folded(layer: nn.Conv1d | nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
     """A new layer that computes what the two computed together."""
     scale, shift = scale_and_shift(norm)
     result = copy.deepcopy(layer)
@@ -34,15 +35,19 @@ def folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) 
     bias = torch.zeros_like(shift) if layer.bias is None else layer.bias.detach().double()
     result.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
     result.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
-    if isinstance(layer, nn.Conv2d):
-        result.register_forward_hook(_refuse_without_batch)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        result.register_forward_hook(refuse_without_batch)
     return result
 
 
-def _refuse_without_batch(_: nn.Module, __: object, result: Tensor) -> None:
-    """Convolutions take a single image, but the norm that was folded does not."""
-    if result.dim() == 3:
-        raise ValueError("expected 4D input (got 3D input)")
+def refuse_without_batch(layer: nn.Module, _: object, result: Tensor) -> None:
+    """Convolutions take a single image or sequence, but the norm that was folded does not."""
+    rank = 3 if isinstance(layer, nn.Conv1d) else 4
+    if result.dim() != rank:
+        raise ValueError(f"expected {rank}D input (got {result.dim()}D input)")
+
+
+HARMLESS.add(refuse_without_batch)
 
 
 def without_side_effects(graph: fx.GraphModule) -> None:
@@ -68,15 +73,17 @@ def fold(graph: fx.GraphModule) -> fx.GraphModule:
         if module is None or not node.args:
             continue
         source = node.args[0]
-        if isinstance(module, NOTHING) and isinstance(source, fx.Node):
+        if not isinstance(source, fx.Node) or has_hooks(module):
+            continue
+        if isinstance(module, NOTHING):
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
-        elif isinstance(module, NORMS) and isinstance(source, fx.Node) and foldable(module, source, graph):
+        elif isinstance(module, NORMS) and foldable(module, source, graph):
             layer = module_of(source, graph)
-            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear)
             name = f"{str(source.target).replace('.', '_')}_folded_{number}"
             graph.add_submodule(name, folded(layer, module))
-            source.meta["layer"] = source.meta.get("layer", source.target)
+            source.meta.update(layer=layer_name(source), folded=True)
             source.target = name
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
@@ -88,8 +95,8 @@ def fold(graph: fx.GraphModule) -> fx.GraphModule:
 def foldable(norm: nn.modules.batchnorm._BatchNorm, source: fx.Node, graph: fx.GraphModule) -> bool:
     """Whether a norm follows a layer of the same channels whose result has no other reader."""
     layer = module_of(source, graph)
-    fits = (type(layer) is nn.Conv2d and isinstance(norm, nn.BatchNorm2d)) or (
-        # of a (batch, length, features) tensor BatchNorm1d normalises the length
-        type(layer) is nn.Linear and isinstance(norm, nn.BatchNorm1d) and len(source.meta["tensor_meta"].shape) == 2
-    )
-    return fits and norm.running_mean is not None and len(source.users) == 1
+    # of a (batch, length, features) tensor BatchNorm1d normalises the length
+    rank, kind = len(shape_of(source) or ()), nn.BatchNorm1d if isinstance(norm, nn.BatchNorm1d) else nn.BatchNorm2d
+    fits = {(nn.BatchNorm2d, 4): nn.Conv2d, (nn.BatchNorm1d, 3): nn.Conv1d, (nn.BatchNorm1d, 2): nn.Linear}.get((kind, rank))
+    plain = fits is not None and computes_as(layer, fits)
+    return plain and norm.running_mean is not None and len(source.users) == 1

@@ -2,74 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from autosparse.kernels.library import Engine
-from autosparse.serving.capture import CannotCaptureError, Examples
-from autosparse.serving.linear import PackedLinear, weights_in_caches
+from autosparse.serving.agreement import agree
+from autosparse.serving.capture import Captured
+from autosparse.serving.example import Example
+from autosparse.serving.kinds import as_linear, is_convolution, is_linear
+from autosparse.serving.linear import PackedLinear
+from autosparse.serving.native import NativeRegion
+from autosparse.serving.preparation import Preparation
+from autosparse.serving.reasons import computed_by, not_called
 from autosparse.serving.rewrite import captured
+from autosparse.serving.signature import CannotCaptureError
 
 READ_BY_PARENT = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
-def replace_layers(model: nn.Module, examples: Examples, engine: Engine | None, threads: int) -> list[str]:
-    """In place; returns notes."""
-    if engine is None:
-        return []
-    inputs = _inputs(model, examples)
-    notes = _convolutional_parts(model, inputs, engine, threads)
+@dataclass
+class Observed:
+    """What modules receive when the example passes: the first call of parts with convolutions, the tokens of linear layers."""
+
+    called: set[nn.Module] = field(default_factory=set)
+    calls: dict[nn.Module, Example] = field(default_factory=dict)
+    tokens: dict[nn.Module, list[int]] = field(default_factory=dict)
+
+
+def replace_layers(model: nn.Module, example: Example, preparation: Preparation, convolutions: bool = True) -> None:
+    """In place, where there is an engine: the largest parts with convolutions that can be captured, then linear layers."""
+    if preparation.engine is None:
+        return
+    observed = _observe(model, example)
+    if convolutions:
+        _replace_parts(model, "", observed, preparation)
     packed: dict[nn.Module, PackedLinear] = {}
-    hot = weights_in_caches(model)
-    for name, layer in list(model.named_modules()):
-        parent, _, leaf = name.rpartition(".")
-        # a subclass may be read by its parent instead of called (nn.MultiheadAttention does that)
-        if type(layer) is not nn.Linear or isinstance(model.get_submodule(parent), READ_BY_PARENT):
+    for name, parent, leaf, layer in list(_linears(model, "", set())):
+        if isinstance(parent, READ_BY_PARENT):
+            preparation.reasons[name] = computed_by(parent)
+            continue
+        if parent in observed.called and layer not in observed.called:
+            preparation.reasons[name] = not_called(parent)
             continue
         if layer not in packed:
-            packed[layer] = PackedLinear(name, layer, engine, threads)
-            packed[layer].measure(1, hot)  # decoding goes token by token
-            first = inputs.get(layer, (None,))[0]
-            if isinstance(first, Tensor):
-                packed[layer].measure(max(1, first.shape[:-1].numel()), hot)
-        setattr(model.get_submodule(parent), leaf, packed[layer])
-    return notes
+            packed[layer] = PackedLinear(name, as_linear(layer), preparation.engine, preparation.threads)
+            preparation.choices.linear(packed[layer], [1, *observed.tokens.get(layer, [])], preparation.hot)
+        setattr(parent, leaf, packed[layer])
 
 
-def _inputs(model: nn.Module, examples: Examples) -> dict[nn.Module, tuple[object, ...]]:
-    """The first inputs that every module gets."""
-    first: dict[nn.Module, tuple[object, ...]] = {}
+def _linears(module: nn.Module, prefix: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """Every place of a linear layer outside captured parts: its name, the module that holds it, its name there, itself."""
+    if module in seen or isinstance(module, Captured):
+        return
+    seen.add(module)
+    for leaf, child in module._modules.items():
+        name = f"{prefix}.{leaf}".lstrip(".")
+        if child is None:
+            continue
+        if is_linear(child):
+            yield name, module, leaf, child
+        else:
+            yield from _linears(child, name, seen)
 
-    def record(module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
-        if not named:
-            first.setdefault(module, tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+
+def _observe(model: nn.Module, example: Example) -> Observed:
+    """Run the example and look at every module's first call."""
+    observed = Observed()
+    linear = {module for module in model.modules() if is_linear(module)}
+    with_convolutions = {module for module in model.modules() if has_convolutions(module)}
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if module in observed.called:
+            return
+        observed.called.add(module)
+        if module in with_convolutions:
+            observed.calls[module] = Example(inputs, named).fresh()
+        first = next(iter((*inputs, *named.values())), None)
+        if module in linear and isinstance(first, Tensor) and first.dim():
+            # all tokens at once, and as decoding goes on one per sample
+            counts = {first.shape[:-1].numel(), first.shape[0] if first.dim() > 2 else 1}
+            observed.tokens[module] = sorted(max(1, count) for count in counts)
 
     handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
     try:
         with torch.no_grad():
-            model(*examples)
+            example.run(model)
     finally:
         for handle in handles:
             handle.remove()
-    return first
+    return observed
 
 
-def _convolutional_parts(
-    module: nn.Module, inputs: dict[nn.Module, tuple[object, ...]], engine: Engine, threads: int
-) -> list[str]:
-    """The largest parts with convolutions that can be captured, from the outside in."""
-    notes: list[str] = []
-    for name, child in list(module.named_children()):
-        if not any(isinstance(part, nn.Conv2d) for part in child.modules()):
+def has_convolutions(module: nn.Module) -> bool:
+    """Whether there is one inside that the engine may compute."""
+    return any(is_convolution(part) for part in module.modules())
+
+
+def _replace_parts(module: nn.Module, prefix: str, observed: Observed, preparation: Preparation) -> None:
+    """From the outside in."""
+    for leaf, child in list(module.named_children()):
+        name = f"{prefix}.{leaf}".lstrip(".")
+        if not has_convolutions(child):
             continue
-        if child in inputs:
-            part = nn.Sequential(child) if isinstance(child, nn.Conv2d) else child
-            try:
-                graph = captured(part, inputs[child], engine, threads, notes)
-            except CannotCaptureError:
-                pass
-            else:
-                setattr(module, name, graph)
-                continue
-        notes += _convolutional_parts(child, inputs, engine, threads)
-    return notes
+        part = _part(child, name, observed.calls[child], preparation) if child in observed.calls else None
+        if is_convolution(child) and child not in observed.called:
+            preparation.reasons[name] = not_called(module)
+        if part is None:
+            _replace_parts(child, name, observed, preparation)
+        else:
+            setattr(module, leaf, part)
+
+
+def _part(module: nn.Module, name: str, example: Example, preparation: Preparation) -> Captured | None:
+    """A captured part that computes the same and gains something; else None."""
+    try:
+        expected = example.run(module)
+        part = captured(module, example, preparation, name)
+        gains = any(isinstance(inner, NativeRegion) for inner in part.modules())
+        return part if gains and agree(example.run(part), expected) else None
+    except CannotCaptureError as error:
+        preparation.reasons.setdefault(name, f"torch.fx cannot capture it ({error})")
+        return None

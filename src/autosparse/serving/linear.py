@@ -65,7 +65,8 @@ class PackedLinear(NativeModule):
         # whether the native engine can compute it
         parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         self.usable = engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
-        self._ways: dict[int, str] = {}  # by number of tokens
+        self.measured: dict[int, str] = {}  # by number of tokens
+        self._ways: dict[int, str] = {}  # the same for all numbers that were met
         self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
         self._memory: list[Tensor] = []
         self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), low, high)
@@ -81,7 +82,7 @@ class PackedLinear(NativeModule):
     def measure(self, tokens: int, hot: bool) -> None:
         """Choose the fastest way for this number of tokens; with weights from the caches (hot) or from memory."""
         ways = self.ways(tokens)
-        if len(ways) == 1 or tokens in self._ways:
+        if len(ways) == 1 or tokens in self.measured:
             return
         shape = (self.out_features, self.in_features, round(self.density, 2))
         key = (*shape, tokens, self.threads, hot, self.engine and self.engine.instruction_set)
@@ -92,8 +93,15 @@ class PackedLinear(NativeModule):
             before = (lambda: flush.fill_(1.0)) if len(flush) else None
             self._seconds[key] = fastest(calls, self.threads, ROUNDS, before=before)
         seconds = self._seconds[key]
+        self.use({**self.measured, tokens: min(ways, key=lambda way: seconds[way])})
+
+    def use(self, ways: dict[int, str]) -> bool:
+        """Compute as it was measured before; False if that is impossible."""
+        if not all(tokens > 0 and way in self.ways(tokens) for tokens, way in ways.items()):
+            return False
         with self._lock:
-            self._ways[tokens] = min(ways, key=lambda way: seconds[way])
+            self.measured, self._ways = dict(ways), dict(ways)
+        return True
 
     def chosen(self, tokens: int) -> str:
         """The way for this number of tokens: as measured, or as for the nearest number that was."""
@@ -104,18 +112,18 @@ class PackedLinear(NativeModule):
 
     def _nearest(self, tokens: int) -> str:
         ways = self.ways(tokens)
-        near = min(self._ways, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
-        way = ways[0] if near is None else self._ways[near]
+        near = min(self.measured, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
+        way = ways[0] if near is None else self.measured[near]
         # what is sparse for one number is sparse for others too, if not in the same form
         return way if way in ways else ways[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
 
     def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
         return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        if self._takes(x, other):
-            return self.compute(self.chosen(x.numel() // self.in_features), x, other)
-        return self.dense(x, other)
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        if self._takes(input, other):
+            return self.compute(self.chosen(input.numel() // self.in_features), input, other)
+        return self.dense(input, other)
 
     def _takes(self, x: Tensor, other: Tensor | None) -> bool:
         """Whether native code can read these inputs; otherwise torch computes or refuses them."""
@@ -204,10 +212,17 @@ class PackedLinear(NativeModule):
 
     def choice(self) -> LayerChoice:
         """How the measured numbers of tokens are computed."""
-        with self._lock:
-            ways = sorted(self._ways.items())
+        ways = sorted(self.measured.items())
         how = ", ".join(f"{way} for {tokens}" for tokens, way in ways)
-        return LayerChoice(self.name, "linear", self.weight.numel(), self.density, how or TORCH)
+        reason = self._why_torch() if all(way == TORCH for _, way in ways) else ""
+        return LayerChoice(self.name, "linear", self.weight.numel(), self.density, how or TORCH, reason=reason)
+
+    def _why_torch(self) -> str:
+        if self.engine is None:
+            return "there is no native library"
+        if not self.usable:
+            return f"a weight of {tuple(self.weight.shape)} in {self.weight.dtype} has no kernel"
+        return "too few zeros" if self.density > MOST_SPARSE_DENSITY else "torch was faster"
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, density={self.density:.3f}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.choice import choose, fastest, first_guess
+from autosparse.serving.choice import candidates, choose, fastest, first_guess
 from autosparse.serving.layout import NotOnGridError
 from autosparse.serving.operations import Variant
 from autosparse.serving.program import Program
@@ -44,6 +44,7 @@ class LayerChoice:
     density: float
     how: str
     microseconds: float | None = None
+    reason: str = ""  # why torch computes it
 
 
 class NativeModule(nn.Module):
@@ -98,6 +99,20 @@ class NativeRegion(NativeModule):
         self._programs[shapes] = programs[self.images]
         return seconds[self.images], seconds[0]
 
+    def use(self, inputs: list[Tensor], images: int, variants: dict[int, Variant]) -> bool:
+        """Compute inputs like these as it was measured before; False if that is impossible."""
+        products = self.region.products()
+        if images not in GROUPS or variants.keys() != products.keys():
+            return False
+        shapes, batch = _shapes(inputs), inputs[0].shape[0]
+        program = self._compile(shapes, images, batch)
+        possible = {index: candidates(step, program.grid_of(step), self.engine) for index, step in products.items()}
+        if not all(variant in possible[index] for index, variant in variants.items()):
+            return False
+        self.images, self.variants = images, variants
+        self._programs[shapes] = self._compile(shapes, images, batch)
+        return True
+
     def _compile(self, shapes: Shapes, images: int, batch: int) -> Program:
         groups = -(-batch // images)
         workers = self.threads if groups >= self.threads else 1
@@ -132,6 +147,11 @@ class NativeRegion(NativeModule):
             return result
         outputs = program(list(inputs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def layer_names(self) -> list[str]:
+        """The model's layers that it computes."""
+        steps = [step for _, step in self._convolutions()]
+        return [step.name for step in steps] + [step.before.name for step in steps if step.before is not None]
 
     def choices(self, inputs: list[Tensor], calls: int = ROUNDS) -> list[LayerChoice]:
         """How every convolution is computed and how long it takes: the least of a few calls."""

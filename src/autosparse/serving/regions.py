@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from autosparse.common.graphs import RELUS, calls
-from autosparse.serving.capture import is_sum, module_of, shape_of
+from autosparse.serving.capture import is_sum, layer_name, module_of, shape_of
 from autosparse.serving.fold import scale_and_shift
+from autosparse.serving.kinds import has_hooks, is_convolution
 from autosparse.serving.layout import Extent, NotOnGridError, extent_after
 from autosparse.serving.steps import ConcatStep, ConvolutionStep, MeanStep, Pair, PoolStep, Region, Step, SumStep
 
@@ -33,14 +34,14 @@ def pair(value: int | tuple[int, ...]) -> Pair:
 
 def step_for(node: fx.Node, graph: fx.GraphModule, number: Callable[[fx.Node], int]) -> Step | None:
     """The engine's step for a node; None if it has none."""
-    shape, name = shape_of(node), str(node.meta.get("layer", node.target))
+    shape, name = shape_of(node), layer_name(node)
     sources = node.all_input_nodes
     if shape is None or any(len(shape_of(source) or ()) != 4 for source in sources):
         return None
     common: dict[str, Any] = {"name": name, "inputs": tuple(number(source) for source in sources), "output": number(node)}
     module = module_of(node, graph)
     if module is not None:
-        return _of_module(module, common)
+        return None if has_hooks(module) else _of_module(module, common)
     if len(shape) == 4 and is_sum(node):
         # x + x has one input node, x + 1 as well: the engine adds two tensors of one shape only
         alike = len(sources) == 2 and shape_of(sources[0]) == shape_of(sources[1]) == shape
@@ -58,8 +59,8 @@ def step_for(node: fx.Node, graph: fx.GraphModule, number: Callable[[fx.Node], i
 
 
 def _of_module(module: nn.Module, common: dict[str, Any]) -> Step | None:
-    if type(module) is nn.Conv2d:
-        return _convolution(module, common)
+    if isinstance(module, nn.Conv2d):
+        return None if why_not(module) else _convolution(module, common)
     if isinstance(module, nn.ReLU):
         return SumStep(**common, low=0.0)
     if isinstance(module, nn.Hardtanh):  # ReLU6 too
@@ -78,15 +79,30 @@ def _of_module(module: nn.Module, common: dict[str, Any]) -> Step | None:
 _UNIT: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
 
 
-def _convolution(module: nn.Conv2d, common: dict[str, Any]) -> Step | None:
+def why_not(layer: nn.Conv1d | nn.Conv2d) -> str | None:
+    """Why the engine has no step for a convolution; None if it has one."""
+    if not is_convolution(layer):
+        return f"{type(layer).__name__} computes in its own way, or has hooks"
+    if layer.padding_mode != "zeros":
+        return f"padding_mode={layer.padding_mode!r} has no kernel"
+    if layer.weight.dtype != torch.float32:
+        return f"{layer.weight.dtype} has no kernel"
+    if len(set(layer.stride)) > 1:
+        return f"unequal strides {layer.stride} have no kernel"
+    if layer.padding == "same" and any(extra % 2 for extra in _spread(layer)):
+        return 'padding="same" with more on one side has no kernel'
+    return None
+
+
+def _spread(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    return [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+
+
+def _convolution(module: nn.Conv2d, common: dict[str, Any]) -> Step:
     padding = module.padding
     if isinstance(padding, str):
-        spread = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
-        if padding == "same" and any(extra % 2 for extra in spread):
-            return None
+        spread = _spread(module)
         padding = (spread[0] // 2, spread[1] // 2) if padding == "same" else (0, 0)
-    if module.padding_mode != "zeros" or module.weight.dtype != torch.float32:
-        return None
     settings: dict[str, Any] = {"stride": pair(module.stride), "padding": pair(padding), "dilation": pair(module.dilation)}
     bias = None if module.bias is None else module.bias.detach()
     return ConvolutionStep(**common, weight=module.weight.detach(), bias=bias, groups=module.groups, **settings)
@@ -129,8 +145,12 @@ class GraphRegion:
     outputs: tuple[fx.Node, ...]
 
 
-def find_regions(graph: fx.GraphModule) -> list[GraphRegion]:
-    """Runs of neighbouring nodes that the engine can compute, with at least one convolution in each."""
+def find_regions(graph: fx.GraphModule, reasons: dict[str, str] | None = None) -> list[GraphRegion]:
+    """Runs of neighbouring nodes that the engine can compute, with at least one convolution in each.
+
+    Why a layer has no place in any goes into `reasons`.
+    """
+    reasons = {} if reasons is None else reasons
     numbers: dict[fx.Node, int] = {}
 
     def number(node: fx.Node) -> int:
@@ -142,18 +162,25 @@ def find_regions(graph: fx.GraphModule) -> list[GraphRegion]:
         if node.op in ("placeholder", "get_attr"):
             continue
         step = step_for(node, graph, number)
-        if step is None or not _extend(step, node, number, sizes):
+        if step is None or not _extend(step, node, number, sizes, {}):
             runs.append([])
             sizes = {}
             # a node that did not fit behind the run may begin the next one
-            if step is None or not _extend(step, node, number, sizes):
+            if step is None or not _extend(step, node, number, sizes, reasons):
                 continue
         runs[-1].append((node, step))
     regions = [_region(run, number) for run in runs]
-    return [region for region in regions if region.region.products() and _one_batch(region)]
+    return [region for region in regions if _worth_while(region.region) and _one_batch(region)]
 
 
-def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent]) -> bool:
+def _worth_while(region: Region) -> bool:
+    """Whether there is a convolution; a norm alone, which is a depthwise one of single pixels, is none."""
+    return any(isinstance(step, ConvolutionStep) and not (step.depthwise and step.kernel == (1, 1)) for step in region.steps)
+
+
+def _extend(
+    step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: dict[int, Extent], reasons: dict[str, str]
+) -> bool:
     """Add a step's extent to `sizes` if its inputs lie where the engine can read them."""
     trial = dict(sizes)
     for source in node.all_input_nodes:
@@ -166,7 +193,8 @@ def _extend(step: Step, node: fx.Node, number: Callable[[fx.Node], int], sizes: 
         return False
     try:
         extent = extent_after(step, [trial[value] for value in step.inputs])
-    except NotOnGridError:
+    except NotOnGridError as error:
+        reasons[step.name] = f"the engine's layout cannot hold it: {error}"
         return False
     sizes.update(trial)
     sizes[step.output] = Extent(extent.channels, (1, 1), LEFT) if isinstance(step, MeanStep) else extent

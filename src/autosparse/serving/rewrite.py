@@ -12,22 +12,42 @@ from torch import Tensor, fx, nn
 
 from autosparse.common.graphs import RELUS, calls
 from autosparse.kernels.library import Engine
-from autosparse.serving.capture import Examples, capture, is_sum, module_of, shape_of, with_shapes
+from autosparse.serving.capture import Captured, is_sum, layer_name, module_of, one_line, shape_of, trace, with_shapes
+from autosparse.serving.choices import ForgottenError
+from autosparse.serving.example import Example
 from autosparse.serving.fold import fold
-from autosparse.serving.linear import PackedLinear, weights_in_caches
+from autosparse.serving.kinds import as_linear, has_hooks, is_convolution, is_linear
+from autosparse.serving.lift import lift
+from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
+from autosparse.serving.preparation import Preparation
 from autosparse.serving.regions import GraphRegion, find_regions
+from autosparse.serving.signature import CannotCaptureError
 from autosparse.serving.steps import INFINITY
 
 
-def captured(model: nn.Module, examples: Examples, engine: Engine | None, threads: int, notes: list[str]) -> fx.GraphModule:
-    """The model as a graph with norms folded, native regions and packed layers; parts that stay in torch are noted."""
-    graph = fold(capture(model, examples))
-    with_shapes(graph, examples)
-    if engine is not None:
-        notes += use_native_regions(graph, examples, engine, threads)
-    use_packed_linears(graph, engine, threads)
-    return graph
+def captured(model: nn.Module, example: Example, preparation: Preparation, name: str = "") -> Captured:
+    """The model, or the part of one with this name, as a graph with norms folded, native regions and packed layers."""
+    single = is_linear(model) or is_convolution(model)  # torch.fx would look inside
+    root = nn.Sequential(model) if single else model
+    traced, signature, result = trace(root, example)
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            node.meta["layer"] = name if single else f"{name}.{node.target}".lstrip(".")
+    tensors = signature.tensors(example.args, example.named)
+    assert tensors is not None
+    try:
+        graph = fold(with_shapes(traced, tensors))
+        lift(graph)
+        with_shapes(graph, tensors)
+        if preparation.engine is not None:
+            use_native_regions(graph, tensors, preparation, preparation.engine)
+        use_packed_linears(graph, preparation)
+    except (CannotCaptureError, ForgottenError):
+        raise
+    except Exception as error:  # a graph unlike any that we know: the model still runs layer by layer
+        raise CannotCaptureError(one_line(error)) from error
+    return Captured(graph, name or type(model).__name__, model, signature, result)
 
 
 def plain_module(graph: fx.GraphModule, region: GraphRegion) -> fx.GraphModule:
@@ -41,31 +61,27 @@ def plain_module(graph: fx.GraphModule, region: GraphRegion) -> fx.GraphModule:
     return fx.GraphModule(graph, inner)
 
 
-def use_native_regions(graph: fx.GraphModule, examples: Examples, engine: Engine, threads: int) -> list[str]:
-    """In place; returns notes on regions that are faster in torch."""
-    notes = []
+def use_native_regions(graph: fx.GraphModule, tensors: list[Tensor], preparation: Preparation, engine: Engine) -> None:
+    """In place; regions that are faster in torch stay there."""
     renamed: dict[fx.Node, fx.Node] = {}
-    for number, planned in enumerate(find_regions(graph)):
+    for number, planned in enumerate(find_regions(graph, preparation.reasons)):
         # outputs of earlier regions have other nodes by now
         region = replace(planned, inputs=tuple(renamed.get(node, node) for node in planned.inputs))
-        module = NativeRegion(region.region, plain_module(graph, region), engine, threads)
-        ours, torchs = module.measure(_values(graph, region.inputs, examples))
+        module = NativeRegion(region.region, plain_module(graph, region), engine, preparation.threads)
+        ours, torchs = preparation.choices.region(module, _values(graph, region.inputs, tensors))
         if ours > torchs:
-            notes.append(
-                f"{len(region.nodes)} operations from {region.nodes[0].name} to {region.nodes[-1].name} stay in torch, "
-                f"which took {torchs * 1e3:.2f} ms here and the native engine {ours * 1e3:.2f} ms"
-            )
+            reason = f"torch was faster ({torchs * 1e3:.2f} ms, the native engine {ours * 1e3:.2f} ms)"
+            preparation.reasons.update(dict.fromkeys(module.layer_names(), reason))
             continue
         name = f"native_{number}"
         graph.add_submodule(name, module)
         renamed |= _replace(graph, region, name)
     graph.delete_all_unused_submodules()
     graph.recompile()
-    return notes
 
 
-def _values(graph: fx.GraphModule, nodes: tuple[fx.Node, ...], examples: Examples) -> list[Tensor]:
-    """What some nodes compute for the examples."""
+def _values(graph: fx.GraphModule, nodes: tuple[fx.Node, ...], tensors: list[Tensor]) -> list[Tensor]:
+    """What some nodes compute for the example's tensors."""
     values: dict[fx.Node, Tensor] = {}
 
     class Recorder(fx.Interpreter):
@@ -76,7 +92,7 @@ def _values(graph: fx.GraphModule, nodes: tuple[fx.Node, ...], examples: Example
             return result
 
     with torch.no_grad():
-        Recorder(graph).run(*examples)
+        Recorder(graph).run(*(tensor.clone() for tensor in tensors))
     return [values[node] for node in nodes]
 
 
@@ -109,20 +125,19 @@ def without_pixels(mean: Tensor) -> Tensor:
     return mean.flatten(1) if mean.dim() == 4 else mean
 
 
-def use_packed_linears(graph: fx.GraphModule, engine: Engine | None, threads: int) -> None:
-    """In place: every nn.Linear becomes a packed one, with the ReLU and the sum that follow it."""
-    hot = weights_in_caches(graph)
+def use_packed_linears(graph: fx.GraphModule, preparation: Preparation) -> None:
+    """In place: every linear layer becomes a packed one, with the ReLU and the sum that follow it."""
     for number, node in enumerate(list(graph.graph.nodes)):
         layer = module_of(node, graph)
-        if type(layer) is not nn.Linear:
+        if layer is None or not is_linear(layer) or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
             continue
         chain, added, low = _followers(node, graph)
         shape, join = shape_of(node), _join(chain[1], node) if added else torch.add
-        rank = len(shape) if shape is not None and "layer" in node.meta else None
-        name = str(node.meta.get("layer", node.target))
-        packed = PackedLinear(name, layer, engine, threads, low, join=join, rank=rank)
-        if shape is not None:
-            packed.measure(max(1, torch.Size(shape[:-1]).numel()), hot)
+        rank = len(shape) if shape is not None and "folded" in node.meta else None
+        packed = PackedLinear(
+            layer_name(node), as_linear(layer), preparation.engine, preparation.threads, low, join=join, rank=rank
+        )
+        preparation.choices.linear(packed, [max(1, torch.Size(shape[:-1]).numel())] if shape else [], preparation.hot)
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         graph.add_submodule(name, packed)
         with graph.graph.inserting_after(chain[-1]):
@@ -144,7 +159,7 @@ def _followers(node: fx.Node, graph: fx.GraphModule) -> tuple[list[fx.Node], lis
         if len(others) == 1 and isinstance(others[0], fx.Node) and shape_of(others[0]) == shape_of(node) is not None:
             chain, added = [node, user], [others[0]]
             user = _only_user(user)
-    if user is not None and (calls(user, RELUS) or isinstance(module_of(user, graph), nn.ReLU)):
+    if user is not None and (calls(user, RELUS) or _is_relu(module_of(user, graph))):
         chain, low = [*chain, user], 0.0
     return chain, added, low
 
@@ -153,6 +168,10 @@ def _join(total: fx.Node, linear: fx.Node) -> Callable[[Tensor, Tensor], Tensor]
     """The model's own sum of a linear layer's result and another tensor; a sum in place keeps the shape of its first term."""
     add: Any = getattr(Tensor, str(total.target)) if total.op == "call_method" else total.target
     return add if total.args[0] is linear else lambda result, other: add(other, result)
+
+
+def _is_relu(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.ReLU) and not has_hooks(module)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

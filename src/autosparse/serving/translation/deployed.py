@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from autosparse.kernels.library import Engine
 from autosparse.models.transformer import Transformer
 from autosparse.serving.agreement import agree
-from autosparse.serving.capture import Examples
 from autosparse.serving.deployed import Deployed
 from autosparse.serving.translation.decoder import NativeDecoder
 from autosparse.serving.translation.program import can_run
@@ -21,7 +20,9 @@ COMPARED_TOKENS = 4
 class DeployedTransformer(Deployed):
     """Our Transformer with a native decoder; `decoder` is None where torch decodes."""
 
-    def __init__(self, module: nn.Module, examples: Examples, engine: Engine | None, threads: int, notes: list[str]) -> None:
+    def __init__(
+        self, module: nn.Module, examples: tuple[Any, ...], engine: Engine | None, threads: int, notes: list[str]
+    ) -> None:
         super().__init__(module, examples, engine, threads, notes)
         self.decoder: NativeDecoder | None = None
         if engine is not None and can_run(module):

@@ -1,0 +1,123 @@
+"""The ways to serve a model, the fastest first: the first one that computes what the model computes is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosparse.kernels.library import Engine
+from autosparse.serving.agreement import agree
+from autosparse.serving.capture import one_line
+from autosparse.serving.choices import Choice, Choices, ForgottenError
+from autosparse.serving.copies import State, working_copy
+from autosparse.serving.example import Example
+from autosparse.serving.layerwise import has_convolutions, replace_layers
+from autosparse.serving.linear import weights_in_caches
+from autosparse.serving.native import LayerChoice
+from autosparse.serving.preparation import Preparation
+from autosparse.serving.reasons import layers_in_torch, layers_of
+from autosparse.serving.rewrite import captured
+from autosparse.serving.signature import CannotCaptureError
+
+# the whole model as a graph; its convolutional parts as graphs and its linear layers; its linear layers; nothing
+GRAPH, PARTS, LINEARS, TORCH = ROUTES = ("graph", "parts", "linears", "torch")
+ONE_BY_ONE = "the model keeps its structure and its layers are replaced one by one"
+REST = "everything but its linear layers and convolutions stays in torch"
+BY_DESIGN = f"{ONE_BY_ONE}, since generate() needs it: {REST}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which way a model is served, the choices on it, and why no faster way was taken."""
+
+    name: str
+    choices: list[Choice]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A module that computes what the model computes, how it came about, and the tensors of the model itself."""
+
+    module: nn.Module
+    route: Route
+    in_torch: list[LayerChoice]
+    layers: int
+    state: State
+
+
+class DiffersError(RuntimeError):
+    """A way that computes something else."""
+
+
+def serve(model: nn.Module, example: Example, engine: Engine | None, threads: int, remembered: Route | None) -> Served:
+    """The model served in the first way that works; remembered choices that do not fit the model are a ForgottenError."""
+    copied, _ = working_copy(model)
+    expected = _run(copied, example)
+    notes = [] if remembered is None else list(remembered.notes)
+    for name in _routes(copied, notes) if remembered is None else [remembered.name]:
+        choices = Choices(None if remembered is None else remembered.choices)
+        preparation = Preparation(engine, threads, weights_in_caches(model), choices)
+        try:
+            return _attempt(name, model, example, expected, preparation, notes)
+        except (CannotCaptureError, DiffersError) as error:
+            notes += _notes(name, error)
+    raise ForgottenError(f"it cannot be served as {name!r}: {notes[-1]}")  # the last way to measure is the model itself
+
+
+def _routes(model: nn.Module, notes: list[str]) -> Iterator[str]:
+    if callable(getattr(model, "generate", None)):
+        notes.append(BY_DESIGN)
+    else:
+        yield GRAPH
+    if has_convolutions(model):
+        yield PARTS
+    yield LINEARS
+    yield TORCH
+
+
+def _notes(route: str, error: Exception) -> list[str]:
+    if route == GRAPH and isinstance(error, CannotCaptureError):
+        return [f"{ONE_BY_ONE}, since torch.fx cannot capture it ({error}): {REST}"]
+    what = {GRAPH: f"{ONE_BY_ONE}: {REST}", PARTS: "its convolutions stay in torch", LINEARS: "all layers stay in torch"}
+    return [f"{what[route]}, since otherwise it computes something else ({error})"]
+
+
+def _attempt(
+    name: str, model: nn.Module, example: Example, expected: Any, preparation: Preparation, notes: list[str]
+) -> Served:
+    copied, state = working_copy(model)
+    layers = layers_of(copied)
+    module = copied
+    if name == GRAPH:
+        module = captured(copied, example, preparation)
+    elif name != TORCH:
+        replace_layers(copied, example, preparation, convolutions=name == PARTS)
+    preparation.choices.finish()
+    if name != TORCH:
+        _compare(module, example, expected)
+    in_torch = layers_in_torch(layers, module, preparation)
+    return Served(module, Route(name, preparation.choices.taken, notes), in_torch, len(layers), state)
+
+
+def _compare(module: nn.Module, example: Example, expected: Any) -> None:
+    try:
+        same = agree(_run(module, example), expected)
+    except Exception as error:  # a model that looks into its layers may find others there
+        raise DiffersError(one_line(error)) from error
+    if not same:
+        raise DiffersError("its outputs differ")
+
+
+def _run(module: nn.Module, example: Example) -> Any:
+    """The same random numbers every time, and others than while capturing, where they would become constants."""
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(0)
+    try:
+        return example.run(module)
+    finally:
+        torch.default_generator.set_state(state)
