@@ -20,7 +20,7 @@ from torch import nn
 
 
 class Net(nn.Sequential):
-    """Sends its own process a signal at the SIGNAL_AT-th training forward pass."""
+    """Sends its own process a signal at the SIGNAL_AT-th training forward pass, unless torchrun has restarted it."""
 
     calls = 0
 
@@ -28,6 +28,7 @@ class Net(nn.Sequential):
         if self.training and torch.is_grad_enabled():
             Net.calls += 1
             here = os.environ.get("RANK", "0") == os.environ.get("SIGNAL_RANK", "0")
+            here = here and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if here and Net.calls == int(os.environ.get("SIGNAL_AT", "0")):
                 os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
         return super().forward(x)
@@ -74,7 +75,7 @@ class Workshop:
         (path / "tiny.yaml").write_text(RECIPE)
 
     def command(
-        self, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None
+        self, *arguments: str, ranks: int = 1, restarts: int = 0, environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         start = [sys.executable, "-m", "autosparse"]
         if ranks > 1:
@@ -84,6 +85,7 @@ class Workshop:
                 "torch.distributed.run",
                 "--standalone",
                 f"--nproc-per-node={ranks}",
+                f"--max-restarts={restarts}",
                 "-m",
                 "autosparse",
             ]

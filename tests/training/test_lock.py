@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from autosparse import SparsityWarning
-from autosparse.recipes.loading import load_recipe
+from autosparse.common.files import write_text
+from autosparse.recipes.loading import dump_recipe, load_recipe
 from autosparse.training import lock
 from autosparse.training.lock import FolderLock
 from autosparse.training.run import train
@@ -46,6 +47,18 @@ def test_a_folder_with_an_owner_is_refused_and_free_afterwards(fresh_workshop: W
             train(recipe, "r", resume=resume, quiet=True)
         assert [path.name for path in Path("r").iterdir()] == [lock.NAME]
     assert train(recipe, "r", quiet=True)["epochs"] == 1
+
+
+@pytest.mark.parametrize("inner", ["dense", "reference"])
+def test_an_inner_run_has_its_own_lock(fresh_workshop: Workshop, inner: str) -> None:
+    changes = {"dense": "train.dense_beside=true", "reference": "method={name: autosparse, autotune: {epochs: 1}}"}
+    recipe = load_recipe("tiny.yaml", ["train.epochs=2", "data.limit=64", changes[inner]])
+    write_text(Path("r/recipe.yaml"), dump_recipe(recipe))
+    with FolderLock(Path("r") / inner) as owner:
+        owner.take()
+        with pytest.raises(ValueError, match=rf"{inner} is in use by {HERE}"):
+            train(recipe, "r", resume=True, quiet=True)
+    assert train(recipe, "r", resume=True, quiet=True)["epochs"] == 2
 
 
 def test_a_refused_folder_stays_as_it_is(fresh_workshop: Workshop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from autosparse import SparsityWarning
@@ -12,15 +13,20 @@ from autosparse.training.build import attach, build_named, build_optimizer, make
 STEPS = 5
 
 
-def decays(*changes: str) -> dict[str, float]:
-    """The weight decay of every parameter of the digits recipe with these changes."""
+def optimizer_of(*changes: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The net of the digits recipe with these changes, and its optimizer."""
     recipe = load_recipe("digits", ["train.epochs=2", *changes])
     model: nn.Module = build_named(recipe.model.name, recipe.model.arguments)
     method = make_method(recipe)
     sp = None
     if method is not None:
         sp = attach(recipe, method, model, STEPS, (Tensor(1, 1, 8, 8).zero_(),))
-    optimizer = build_optimizer(recipe, model, sp, STEPS, recipe.train.epochs)
+    return model, build_optimizer(recipe, model, sp, STEPS, recipe.train.epochs)
+
+
+def decays(*changes: str) -> dict[str, float]:
+    """The weight decay of every parameter."""
+    model, optimizer = optimizer_of(*changes)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     listed = [(names[id(entry)], group["weight_decay"]) for group in optimizer.param_groups for entry in group["params"]]
     assert sorted(name for name, _ in listed) == sorted(names.values())
@@ -58,3 +64,11 @@ def test_a_recipes_threshold_decay_does_not_reach_methods_that_take_none(name: s
 def test_a_recipes_threshold_decay_reaches_thresholds() -> None:
     listed = decays("method={name: str}", "optimizer.threshold_decay=0.3")
     assert set(listed.values()) == {1e-4, 0.3}
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "coupled"])
+def test_a_recipe_chooses_the_kind_of_decay_that_thresholds_take_under_adam(kind: str) -> None:
+    adam = f"optimizer={{name: adam, lr: 1e-3, threshold_decay: 0.3, threshold_decay_kind: {kind}}}"
+    _, optimizer = optimizer_of("method={name: str}", adam)
+    *_, thresholds = optimizer.param_groups
+    assert (thresholds["weight_decay"], thresholds["decoupled_weight_decay"]) == (0.3, kind == "decoupled")

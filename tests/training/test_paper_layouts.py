@@ -29,6 +29,7 @@ IMAGENET = ["data.batch_size=4", "data.image_size=32", "method.zero_epoch=1", "m
 WMT = [
     *("data.tokens_per_batch=64", "data.vocabulary=300", "schedule.warmup_steps=4", "method.zero_epoch=1"),
     *("method.s_init=null", "method.start_sparsity=0.5"),
+    *("model.arguments.size=512", "model.arguments.heads=8", "model.arguments.feed_forward=2048"),
 ]
 
 

@@ -54,6 +54,33 @@ def test_replicas_are_bit_identical(workshop: Workshop) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rank", "step"),
+    [
+        ("ddp", 0, STEPS + 11),
+        pytest.param("ddp", 1, STEPS + 11, marks=pytest.mark.slow),
+        pytest.param("ddp", 1, 2, marks=pytest.mark.slow),  # before the first checkpoint
+        pytest.param("fsdp", 0, 2 * STEPS + 5, marks=pytest.mark.slow),
+        pytest.param("fsdp", 1, STEPS, marks=pytest.mark.slow),
+    ],
+)
+def test_torchrun_restarts_a_run_by_itself(workshop: Workshop, strategy: str, rank: int, step: int) -> None:
+    """The same command starts the run, and after a rank was killed goes on with it."""
+    settings, unbroken, cut = (
+        ("--set", f"train.strategy={strategy}"),
+        f"{strategy}-unbroken",
+        f"elastic-{strategy}-{rank}-{step}",
+    )
+    if not (workshop.path / unbroken / "result.json").exists():
+        workshop.train(unbroken, *settings, ranks=2)
+    kill = {"SIGNAL": "SIGKILL", "SIGNAL_AT": str(FORWARDS_A_STEP * step), "SIGNAL_RANK": str(rank)}
+    done = workshop.train(cut, *settings, ranks=2, restarts=1, environment=kill)
+    assert ranks_ended(done, cut, workshop), done.stderr
+    assert "Signal 9 (SIGKILL)" in done.stderr or "exitcode: -9" in done.stderr, done.stderr
+    workshop.assert_same(unbroken, cut)
+    assert workshop.json(cut, "run.json")["status"] == "done"
+
+
 def test_another_number_of_processes_is_refused(workshop: Workshop) -> None:
     cut = "cut-for-one"
     workshop.train(cut, ranks=2, environment={"SIGNAL": "SIGKILL", "SIGNAL_AT": "40", "SIGNAL_RANK": "0"})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from .conftest import Workshop
@@ -52,3 +56,43 @@ def test_a_changed_recipe_is_refused_with_the_difference(workshop: Workshop, unb
     again = workshop.train(unbroken, "--resume", "--set", "optimizer.lr=0.2")
     assert again.returncode == 2
     assert "optimizer.lr: 0.05 -> 0.2" in again.stderr
+
+
+def test_start_or_resume_does_whichever_fits(workshop: Workshop, unbroken: str) -> None:
+    cut = workshop.train("either", "--start-or-resume", environment={"SIGNAL": "SIGKILL", "SIGNAL_AT": "46"})
+    assert cut.returncode == -9
+    done = workshop.train("either", "--start-or-resume")
+    assert done.returncode == 0, done.stderr
+    workshop.assert_same(unbroken, "either")
+    assert "complete already" in workshop.train("either", "--start-or-resume").stdout
+    changed = workshop.train("either", "--start-or-resume", "--set", "optimizer.lr=0.2")
+    assert changed.returncode == 2
+    assert "optimizer.lr: 0.05 -> 0.2" in changed.stderr
+    both = workshop.train("either", "--start-or-resume", "--resume")
+    assert both.returncode == 2
+    assert "not both" in both.stderr
+
+
+def test_under_torchrun_this_is_the_default(workshop: Workshop, unbroken: str) -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "any"}
+    assert "complete already" in workshop.train(unbroken, environment=torchrun).stdout
+    changed = workshop.train(unbroken, "--set", "optimizer.lr=0.2", environment=torchrun)
+    assert changed.returncode == 2
+    assert "the recipe differs from that of the run in unbroken: optimizer.lr: 0.05 -> 0.2" in changed.stderr
+    refused = workshop.train(unbroken, "--no-start-or-resume", environment=torchrun)
+    assert refused.returncode == 2
+    assert "unbroken exists already" in refused.stderr
+
+
+@pytest.mark.parametrize("redirection", ["| true", ">&-"])
+def test_a_closed_output_does_not_end_a_run(workshop: Workshop, unbroken: str, redirection: str) -> None:
+    out = f"closed-{len(redirection)}"
+    words = f"{sys.executable} -m autosparse train tiny.yaml --no-report --out {out} 2>&1"
+    every_step = "import autosparse.training.progress as p; p.LINE_SECONDS = 0"
+    (workshop.path / "sitecustomize.py").write_text(every_step)
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOSPARSE_ALLOW_CODE": "user_net"}
+    settings["PYTHONPATH"] = f"{workshop.path}:{os.environ.get('PYTHONPATH', '')}"
+    command = ["bash", "-c", f"set -o pipefail; {words} {redirection}"]
+    done = subprocess.run(command, cwd=workshop.path, env=settings, check=False)
+    assert done.returncode == 0
+    workshop.assert_same(unbroken, out)

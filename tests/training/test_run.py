@@ -11,13 +11,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from autosparse import SparsityWarning
 from autosparse.experiments.runner import state_of
+from autosparse.methods.autotune import AutoTune, ReferenceRecorder
 from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.recipe import Recipe
-from autosparse.training.run import train
+from autosparse.training.evaluate import evaluate
+from autosparse.training.folder import RunFolder
+from autosparse.training.progress import Progress
+from autosparse.training.run import train, write_reference
 from autosparse.training.session import Diverged
 
 from .conftest import Workshop
@@ -57,6 +63,29 @@ def test_the_saved_model_has_the_accuracy_of_the_result(fresh_workshop: Workshop
     model = build_model(recipe().model, data)
     model.load_state_dict(fresh_workshop.weights("r"))
     assert validate(model, data.validation, torch.device("cpu")).accuracy == result["accuracy"]
+
+
+@pytest.mark.parametrize("source", ["dense", "dense/model.safetensors"])
+def test_a_run_may_start_from_the_weights_of_another(source: str, fresh_workshop: Workshop) -> None:
+    run("dense", "method=dense")
+    run("again", "method={name: ltp, penalty_weight: 0.0}", f"initial_weights={source}", "optimizer.lr=1e-12", "train.epochs=1")
+    before, after = fresh_workshop.weights("dense"), fresh_workshop.weights("again")
+    assert all(torch.allclose(before[name], after[name]) for name in ("0.weight", "4.0.weight", "6.weight"))
+
+
+def test_weights_that_are_not_there_or_do_not_fit_are_refused(fresh_workshop: Workshop) -> None:
+    with pytest.raises(FileNotFoundError, match=r"initial_weights = elsewhere: .* give the folder of a finished run"):
+        run("r", "initial_weights=elsewhere")
+    Path("other.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"initial_weights = other.safetensors cannot be loaded into the recipe's model"):
+        run("s", "initial_weights=other.safetensors")
+
+
+def test_an_epoch_is_judged_as_it_is_saved_after_its_masks_have_changed(fresh_workshop: Workshop) -> None:
+    result = run("r", "method={name: optg, sparsity: 0.6, beta: 10.0}", "optimizer.lr=1e-9")
+    assert result["best_epoch"] == 1  # the masks of optg change at its end, and not at the end of the run
+    judged = fresh_workshop.metrics("r")[0]["validation_loss"]
+    assert evaluate("r", checkpoint="best")["loss"] == pytest.approx(judged, rel=1e-6)
 
 
 def test_accumulation_changes_nothing_but_rounding(fresh_workshop: Workshop) -> None:
@@ -203,3 +232,75 @@ def test_clipping_leaves_thresholds_out(fresh_workshop: Workshop) -> None:
         run("r", "train.clip=0.1")
     assert seen
     assert all((1,) not in shapes for shapes in seen)
+
+
+def test_reference_losses_are_all_there_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed between two of them would take the file as complete when it is resumed."""
+    present: list[bool] = []
+    record = ReferenceRecorder.record
+
+    def watch(recorder: ReferenceRecorder, loss: float) -> None:
+        record(recorder, loss)
+        present.append((tmp_path / "reference.json").exists())
+
+    monkeypatch.setattr(ReferenceRecorder, "record", watch)
+    write_reference(tmp_path / "reference.json", [2.0, 1.0])
+    assert present == [False, False]
+    assert AutoTune(epochs=2, reference=tmp_path / "reference.json").losses() == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("inner", ["", "dense"])
+def test_a_run_killed_after_its_result_is_done_when_resumed(fresh_workshop: Workshop, inner: str) -> None:
+    run("r", "train.dense_beside=true")
+    folder = RunFolder(Path("r") / inner)
+    folder.update_info(status="running")
+    if inner:
+        Path("r/result.json").unlink()
+    run("r", "train.dense_beside=true", resume=True)
+    folder.check_finished()
+
+
+class Broken(Progress):
+    """An output that fails at every call."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        raise BrokenPipeError
+
+    update = stop = start  # type: ignore[assignment]
+
+
+def test_an_output_that_fails_does_not_end_a_run(fresh_workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosparse.training.progress.Lines", Broken)
+    assert train(recipe(), "r")["epochs"] == 2
+
+
+def write_idx(folder: Path, shade: int) -> None:
+    """MNIST's files with images of random pixels."""
+    folder.mkdir(exist_ok=True)
+    for split, count in (("train", 64), ("t10k", 32)):
+        pixels = np.random.default_rng(shade).integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        header = b"\0\0\x08\x03" + b"".join(int(n).to_bytes(4, "big") for n in pixels.shape)
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + labels.tobytes())
+
+
+def test_other_data_of_the_same_size_are_refused(fresh_workshop: Workshop) -> None:
+    changes = ["data={source: idx, path: mine, batch_size: 32, channels: 1, classes: 10}"]
+    write_idx(Path("mine"), 1)
+    run("r", *changes)
+    Path("r/result.json").unlink()
+    write_idx(Path("mine"), 2)
+    with pytest.raises(ValueError, match="the training and validation data is not what the run in r began with"):
+        run("r", *changes, resume=True)
+    info = fresh_workshop.json("r", "run.json")
+    assert info["status"] == "done"
+    del info["fingerprint"]  # as 0.1 left it
+    Path("r/run.json").write_text(json.dumps(info))
+    assert run("r", *changes, resume=True)["epochs"] == 2
+
+
+def test_a_run_that_starts_from_trained_weights_says_what_its_method_does_to_them(fresh_workshop: Workshop) -> None:
+    run("before", "train.epochs=4", "data.limit=400")
+    with pytest.warns(SparsityWarning, match=r"set starts with 90% zeros in a trained model: the loss of the first batch is"):
+        run("after", "train.epochs=4", "method={name: set, sparsity: 0.9}", "initial_weights=before")

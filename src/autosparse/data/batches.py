@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class Data:
     facts: dict[str, Any]
     padding_id: int | None = None
     text: TextTools | None = None
+    fingerprint: dict[str, str] = field(default_factory=dict)  # per split: what a resumed run recognises its data by
 
 
 def permutation(count: int, seed: int, epoch: int) -> Indices:

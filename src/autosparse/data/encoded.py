@@ -15,6 +15,7 @@ from autosparse.common.packages import need
 from autosparse.data.augment import Numbers, centre_square, resized_crop_flip
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
+from autosparse.data.fingerprint import digest, sampled
 from autosparse.data.image_tables import image_column, label_column, open_tables
 
 MEMORY = 2**30
@@ -63,11 +64,18 @@ class EncodedImages:
             result[row] = _tensor(resized_crop_flip(picture, self.shape[1], numbers[row]))
         return result
 
+    def fingerprint(self) -> str:
+        """Of the files as they are: another release of Pillow may decode them differently."""
+        parts: list[str | bytes] = [self.labels.numpy().tobytes()]
+        for cell in self.rows[sampled(len(self.labels)).tolist()][self._image]:
+            content, path = _stored(cell)
+            parts += [Path(path or "").name, _bytes(content, path)]
+        return digest(parts)
+
     def _decoded(self, cell: Any, index: int) -> Any:
         from PIL import Image
 
-        stored: dict[str, Any] = {"bytes": cell} if isinstance(cell, bytes) else cell or {}
-        content, path = stored.get("bytes"), stored.get("path")
+        content, path = _stored(cell)
         file = path if content is None else io.BytesIO(content)
         try:
             if file is None:
@@ -87,6 +95,20 @@ class EncodedImages:
                 f"{self.shape[1]}x{self.shape[2]}; give data.image_size, which brings all to one size"
             )
         return _tensor(picture)
+
+
+def _stored(cell: Any) -> tuple[bytes | None, str | None]:
+    """The encoded image of a cell, or the path of its file, or neither."""
+    fields: dict[str, Any] = {"bytes": cell} if isinstance(cell, bytes) else cell or {}
+    return fields.get("bytes"), fields.get("path")
+
+
+def _bytes(content: bytes | None, path: str | None) -> bytes:
+    """Nothing where the file cannot be read: whoever needs the image says so."""
+    try:
+        return Path(path).read_bytes() if content is None and path else content or b""
+    except OSError:
+        return b""
 
 
 def open_encoded(config: ImageData, cache: Path | None) -> tuple[EncodedImages, EncodedImages]:

@@ -98,4 +98,6 @@ def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cach
         "image": f"{channels} x {height} x {width}",
     }
     validation = ImageBatches(held_out, config, False, seed, rank, world)
-    return Data(ImageBatches(train, config, True, seed, rank, world), validation, validation, facts)
+    fingerprint = {"training": train.fingerprint(), "validation": held_out.fingerprint()}
+    training = ImageBatches(train, config, True, seed, rank, world)
+    return Data(training, validation, validation, facts, fingerprint=fingerprint)

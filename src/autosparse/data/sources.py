@@ -15,6 +15,7 @@ from autosparse.data.augment import Numbers
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
 from autosparse.data.encoded import MEMORY, EncodedImages, open_encoded
+from autosparse.data.fingerprint import digest, sampled
 from autosparse.data.idx import read_split
 
 
@@ -33,6 +34,9 @@ class Images(Protocol):
     def random_crops(self, indices: Indices, numbers: Numbers) -> Tensor:
         """The same, each a random part of its image."""
 
+    def fingerprint(self) -> str:
+        """A checksum of the labels and of some images."""
+
 
 @dataclass
 class StoredImages:
@@ -41,6 +45,7 @@ class StoredImages:
     all_pixels: Tensor
     labels: Tensor
     scale: float = 255.0
+    encoded: str | None = None  # the fingerprint of the files that the images were decoded from
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -52,6 +57,12 @@ class StoredImages:
 
     def random_crops(self, indices: Indices, numbers: Numbers) -> Tensor:
         raise ValueError("resized-crop-flip is for image files; small images take augment: pad-crop-flip")
+
+    def fingerprint(self) -> str:
+        if self.encoded is not None:
+            return self.encoded
+        images = self.pixels(sampled(len(self.labels)))
+        return digest([str(tuple(self.all_pixels.shape)), self.labels.numpy().tobytes(), images.numpy().tobytes()])
 
 
 def open_images(config: ImageData, cache: Path | None) -> tuple[Images, Images]:
@@ -114,7 +125,7 @@ def _in_memory(images: EncodedImages) -> Images:
     channels, height, width = images.shape
     if len(images.labels) * channels * height * width > MEMORY:
         return images
-    return StoredImages(images.pixels(np.arange(len(images.labels))), images.labels)
+    return StoredImages(images.pixels(np.arange(len(images.labels))), images.labels, encoded=images.fingerprint())
 
 
 def _check_labels(labels: Tensor, classes: int, split: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autosparse.data.batches import Batch, Data, Indices, check_ranks, permutation
 from autosparse.data.config import TranslationData
+from autosparse.data.fingerprint import digest, sampled
 from autosparse.data.pairs import Pairs, all_sentences, open_pairs
 from autosparse.data.tokenizer import END_ID, PADDING_ID, START_ID, Text, open_tokenizer, read_tokenizer
 from autosparse.data.workers import prepared
@@ -56,7 +57,10 @@ def open_translation(
         "target tokens per epoch": int(encoded.target.lengths[usable].sum() + len(usable)),
     }
     train = TranslationBatches(encoded, groups, len(usable), config.workers, seed, rank, world)
-    return Data(train, facts=facts, padding_id=PADDING_ID, text=text, **_evaluation(config, held_out, text, rank, world))
+    evaluation = _evaluation(config, held_out, text, rank, world)
+    fingerprint = {"training": encoded.fingerprint()}
+    fingerprint |= {name: batches.pairs.fingerprint() for name, batches in evaluation.items()}
+    return Data(train, evaluation["validation"], evaluation["test"], facts, PADDING_ID, text, fingerprint)
 
 
 def open_held_out(config: TranslationData, tokenizer: Path, *, cache: Path | None = None) -> Data:
@@ -64,7 +68,8 @@ def open_held_out(config: TranslationData, tokenizer: Path, *, cache: Path | Non
     held_out = _held_out(config, cache)
     text = _text(read_tokenizer(tokenizer), config, held_out)
     evaluation = _evaluation(config, held_out, text, 0, 1)
-    return Data(TranslationBatches(evaluation["test"].pairs, [], 0), facts={}, padding_id=PADDING_ID, text=text, **evaluation)
+    nothing = TranslationBatches(evaluation["test"].pairs, [], 0)
+    return Data(nothing, evaluation["validation"], evaluation["test"], facts={}, padding_id=PADDING_ID, text=text)
 
 
 def _held_out(config: TranslationData, cache: Path | None) -> dict[str, Pairs]:
@@ -103,6 +108,10 @@ class Rows:
     starts: Indices
     lengths: Indices
 
+    def spans(self, rows: Indices) -> list[tuple[int, int]]:
+        """Where the ids of some sentences begin, and how many they are."""
+        return list(zip(self.starts[rows].tolist(), self.lengths[rows].tolist(), strict=True))
+
     def padded(self, rows: Indices, first: int | None, last: int | None) -> Tensor:
         """(rows, longest): every row after `first` and followed by `last`, where these are given, then padding."""
         lengths = self.lengths[rows]
@@ -130,6 +139,13 @@ class EncodedPairs:
         """((source, target_in), target_out): the target after the start token, and followed by the end token."""
         inputs = (self.source.padded(rows, None, END_ID), self.target.padded(rows, START_ID, None))
         return inputs, self.target.padded(rows, None, END_ID)
+
+    def fingerprint(self) -> str:
+        """A checksum of all lengths and of some pairs."""
+        sides = (self.source, self.target)
+        some = sampled(len(self.source.lengths))
+        rows = [side.ids[begin : begin + length] for side in sides for begin, length in side.spans(some)]
+        return digest([*(side.lengths.tobytes() for side in sides), *(row.astype(np.int64).tobytes() for row in rows)])
 
     def fitting(self, max_length: int) -> Indices:
         """The pairs with 1 to `max_length` tokens on both sides."""

@@ -171,7 +171,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, sp: Sparsifier | None, ste
     block = recipe.optimizer
     groups = _weight_groups(block, model, sp)
     if sp is not None:
-        groups = sp.param_groups(groups, block.weight_decay, _threshold_decay(recipe, sp, steps, epochs))
+        decay = _threshold_decay(recipe, sp, steps, epochs)
+        groups = sp.param_groups(groups, block.weight_decay, decay, block.threshold_decay_kind == "coupled")
     if block.name == "sgd":
         return torch.optim.SGD(groups, lr=block.lr, momentum=block.momentum, nesterov=block.nesterov)
     kind = torch.optim.Adam if block.name == "adam" else torch.optim.AdamW

@@ -52,6 +52,16 @@ def load(folder: Path) -> dict[str, Any] | None:
     return None
 
 
+def saved_recipe(folder: Path) -> str | None:
+    """The recipe as the newest whole checkpoint holds it, also where the model is sharded."""
+    for path in (folder / LAST, folder / "last" / "rest.pt", folder / PREVIOUS, folder / "previous" / "rest.pt"):
+        try:
+            return str(read(path)["recipe"])
+        except (ValueError, KeyError):
+            continue
+    return None
+
+
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint's content; anything that is not a whole one is refused."""
     if not path.exists():
@@ -66,8 +76,8 @@ def read(path: Path) -> dict[str, Any]:
     state = load_plain(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of a run")
-    if state["version"] != VERSION:
-        raise ValueError(f"{path} has version {state['version']}, this release reads {VERSION}")
+    if state.get("version") != VERSION:
+        raise ValueError(f"{path} has version {state.get('version')}, this release reads {VERSION}")
     return state
 
 

@@ -170,6 +170,7 @@ def _check_has_model(run: RunFolder) -> None:
             f"the run in {run.path} is not finished, so it has no {run.model.name}: go on with "
             f"`autosparse train --resume --out {run.path}`{hint}"
         )
+    run.check_model()
 
 
 def _from_checkpoint(run: RunFolder, recipe: Recipe, name: str) -> nn.Module:

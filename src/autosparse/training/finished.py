@@ -36,7 +36,10 @@ def open_finished(path: Path) -> Finished:
 
 def load_model(folder: RunFolder, recipe: Recipe, arguments: dict[str, Any] | None = None) -> nn.Module:
     """The plain model with its final weights."""
-    model = build.build_named(recipe.model.name, _arguments(folder, recipe) if arguments is None else arguments)
+    try:
+        model = build.build_named(recipe.model.name, _arguments(folder, recipe) if arguments is None else arguments)
+    except TypeError as error:  # an argument that the model does not have, or of another type
+        raise ValueError(f"{folder.recipe} does not describe a model: {error}") from error
     try:
         safetensors.torch.load_model(model, str(folder.model))
     except (RuntimeError, safetensors.SafetensorError) as error:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autosparse.common.files import is_unfinished, kind_of, plain_value, read_json, read_text, write_json, write_text
-from autosparse.recipes.loading import load_recipe
+from autosparse.common.files import is_unfinished, plain_value, read_json, read_text, sync, write_json, write_text
+from autosparse.common.warnings import warn
+from autosparse.recipes.loading import load_recipe, read_recipe
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
 from autosparse.recipes.yaml_text import read_block
 from autosparse.training import lock
+from autosparse.training.intact import Note, fault, notes_of
+from autosparse.training.metrics_file import LISTS, read_metrics, undamaged_metrics
 
 FORMAT, VERSION = "autosparse run", 1
 STATUSES = {
@@ -23,7 +26,6 @@ STATUSES = {
     "failed": "failed",
     "done": "is not complete",
 }
-LISTS = ("densities", "thresholds")  # of the lines in metrics.jsonl
 
 
 class RunFolder:
@@ -51,12 +53,32 @@ class RunFolder:
     @property
     def stillborn(self) -> bool:
         """Whether a run failed here before it saved anything: a mistake in the recipe does not cost the folder's name."""
-        failed = self.info.exists() and read_json(self.info).get("status") == "failed"
-        return failed and not any(self.path.rglob("checkpoints"))
+        return self.read_info().get("status") == "failed" and not self.has_checkpoints
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether anything was saved, be it of a run inside this one."""
+        return any(self.path.rglob("checkpoints/last*"))
 
     @property
     def done(self) -> bool:
         return self.result.exists()
+
+    @property
+    def files(self) -> list[Path]:
+        """What a finished run leaves for its readers; a tokenizer where it translates."""
+        paths = [self.recipe, self.info, self.result, self.model, self.metrics]
+        return [*paths, self.tokenizer] if self.tokenizer.exists() or self.tokenizer.name in self._notes() else paths
+
+    def faults(self, *paths: Path) -> list[str]:
+        """What is wrong with these files, of all by default."""
+        notes = self._notes()
+        faults = (fault(path, notes.get(path.name)) for path in paths or self.files)
+        return [words for words in faults if words]
+
+    def _notes(self) -> dict[str, Note]:
+        notes = self.read_info().get("files")
+        return notes if isinstance(notes, dict) else {}
 
     def check_finished(self) -> None:
         """Refuse anything but the folder of a finished run; the error says what to do."""
@@ -73,12 +95,33 @@ class RunFolder:
                 f"the run in {path} {STATUSES.get(str(status), 'is not complete')}: let it finish, or go on with "
                 f"`autosparse train --resume --out {path}`"
             )
+        self.check_model()
 
-    def load_recipe(self) -> Recipe:
-        """The recipe that the run began with."""
+    def check_model(self) -> None:
+        """Refuse weights that are not those that the run wrote."""
+        needed = [path for path in (self.model, self.tokenizer) if path in self.files]
+        if faults := self.faults(*needed):
+            raise ValueError(
+                f"{self.path}: {'; '.join(faults)}; `autosparse train --resume --out {self.path}` writes it again from the "
+                "last checkpoint"
+            )
+
+    def load_recipe(self, changes: Sequence[str] = ()) -> Recipe:
+        """The recipe that the run began with; if its file is damaged, the copy in the last checkpoint."""
         if not self.recipe.is_file():
             raise ValueError(f"{self.path} is not the folder of a run: it has no {self.recipe.name}")
-        return load_recipe(self.recipe)
+        faults = self.faults(self.recipe)
+        if not faults:
+            return load_recipe(self.recipe, changes)
+        from autosparse.training.checkpoints import saved_recipe  # needs torch, which readers of intact runs can do without
+
+        text = saved_recipe(self.checkpoints)
+        if text is None:
+            raise ValueError(
+                f"{self.path}: {faults[0]}, and there is no checkpoint with a copy: start again with another --out"
+            )
+        warn(f"{self.path}: {faults[0]}; the recipe is taken from the last checkpoint")
+        return read_recipe(text, f"the recipe in {self.checkpoints}", changes)
 
     def read_result(self) -> dict[str, Any]:
         """The figures of a finished run."""
@@ -86,24 +129,40 @@ class RunFolder:
             raise ValueError(f"{self.path} holds no finished run (there is no {self.result.name}); let it finish first")
         return read_json(self.result)
 
+    def read_info(self) -> dict[str, Any]:
+        """run.json; nothing where it is missing or damaged."""
+        try:
+            return read_json(self.info)
+        except (OSError, ValueError):
+            return {}
+
     def update_info(self, **changes: Any) -> None:
-        before = read_json(self.info) if self.info.exists() else {"format": FORMAT, "version": VERSION}
+        before = self.read_info() or {"format": FORMAT, "version": VERSION}
         write_json(self.info, {**before, **changes})
 
+    def close(self) -> None:
+        """Say that the run is done, and note what it has written; one that was killed just before is told at its resume."""
+        if self.read_info().get("status") != "done":
+            noted = [path for path in self.files if path not in (self.info, self.result)]  # results grow with `eval`
+            self.update_info(status="done", message="", files=notes_of(noted))
+
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append the line of an epoch."""
+        """Append the line of an epoch, and wait until it is on the disk."""
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False, default=plain_value) + "\n")
+        sync(self.metrics)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """One dictionary per epoch."""
-        return _read_metrics(self.metrics)[0]
+        return read_metrics(self.metrics)[0]
 
     def forget_after(self, epoch: int) -> None:
-        """Drop the lines of epochs that a resumed run trains again."""
+        """Drop the lines of epochs that a resumed run trains again; lines that were lost or damaged are told."""
+        lines = [line for line in undamaged_metrics(self.metrics) if line["epoch"] <= epoch]
+        if len(lines) < epoch:
+            warn(f"{self.metrics} has lost the figures of {epoch - len(lines)} of {epoch} epochs; the run goes on without them")
         if self.metrics.exists():
-            lines = [json.dumps(line) + "\n" for line in self.read_metrics() if line["epoch"] <= epoch]
-            write_text(self.metrics, "".join(lines))
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 @dataclass(frozen=True)
@@ -131,8 +190,11 @@ class Run:
             )
         parts = [name for name in ("dense", "reference") if RunFolder(folder.path / name).info.is_file()]
         inner = {name: cls.read(folder.path / name) for name in parts}
-        metrics, is_cut = _read_metrics(folder.metrics)
-        notes = (f"the last line of {folder.metrics.name} is incomplete and was left out",) if is_cut else ()
+        metrics, is_cut = read_metrics(folder.metrics)
+        notes: tuple[str, ...] = (f"the last line of {folder.metrics.name} is incomplete and was left out",) if is_cut else ()
+        lost = (number((result or {}).get("epochs")) or 0) - len(metrics)
+        if lost > 0:
+            notes += (f"{folder.metrics.name} has lost the figures of {lost:g} epochs",)
         return cls(folder.path, _read_recipe(folder.recipe), info, metrics, result, **inner, notes=notes)
 
     @property
@@ -211,7 +273,7 @@ def _read_info(folder: RunFolder) -> dict[str, Any]:
         raise ValueError(f"{file} has format {info.get('format')!r}, not {FORMAT!r}: it is not a run of autosparse")
     if info.get("version") != VERSION:
         raise ValueError(f"{path} is a run of version {info.get('version')!r}; this autosparse reads version {VERSION}")
-    if info.get("status") not in STATUSES:
+    if info.get("status") not in list(STATUSES):  # a list, since what a damaged file holds may have no hash
         raise ValueError(f"{file}: status {info.get('status')!r}; allowed: {', '.join(STATUSES)}")
     return info
 
@@ -237,34 +299,3 @@ def _read_result(path: Path) -> dict[str, Any]:
         if not isinstance(entry, list) or len(entry) != 4 or any(number(value) is None for value in entry):
             raise ValueError(f"{path} is damaged: controller[{place}] must be [step, target, reached, factor]")
     return result
-
-
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines by epoch, and whether the last was cut; a resumed run writes an epoch again, and the later line counts."""
-    entries: dict[int, dict[str, Any]] = {}
-    is_cut = False
-    lines = read_text(path).splitlines(keepends=True) if path.exists() else []
-    for place, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            is_cut = place == len(lines) and not line.endswith("\n")  # it was being written when the run was killed
-            if is_cut:
-                break
-            raise ValueError(f"{path}, line {place} is damaged: {error.msg} at column {error.colno}") from error
-        _check_metrics(entry, f"{path}, line {place} is damaged")
-        entries[entry["epoch"]] = entry
-    return [entries[epoch] for epoch in sorted(entries)], is_cut
-
-
-def _check_metrics(entry: Any, where: str) -> None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("epoch"), int):
-        raise ValueError(f"{where}: it has no whole number `epoch`")
-    for key, value in entry.items():
-        if key in LISTS and value is not None:
-            if not isinstance(value, list) or any(not isinstance(item, int | float | None) for item in value):
-                raise ValueError(f"{where}: {key} must be a list of numbers")
-        elif key in ("loss", "accuracy", "sparsity", "alpha") and isinstance(value, str | list | dict):
-            raise ValueError(f"{where}: {key} is {kind_of(value)}, not a number")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
+
+from autosparse.common.processor import cpu_model as cpu_model
 
 
 def installed_version(package: str) -> str:
@@ -16,15 +16,6 @@ def installed_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def cores() -> int:

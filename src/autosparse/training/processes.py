@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autosparse.sparsifier import Sparsifier
+from autosparse.sparsifier.exchange import has_penalty
+
 Value = TypeVar("Value")
 SETTLE_SECONDS = 0.5  # gloo's threads may abort an interpreter that leaves while they still end
 
@@ -88,7 +91,10 @@ def joined(device_type: str) -> Iterator[Processes]:
         torch.cuda.set_device(local)
     begins_here = not dist.is_initialized()
     if begins_here:
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        from autosparse.training.rendezvous import meet  # torch can be built without what it needs
+
+        store, rank, world = meet()
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
     yield Processes(dist.get_rank(), dist.get_world_size(), local)
     if begins_here:  # after an error the others are not waited for: torchrun ends them
         dist.barrier()
@@ -109,6 +115,14 @@ def spread(model: nn.Module, strategy: str, processes: Processes, device: torch.
         places = [device.index] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=places)
     return model
+
+
+def exchange_little(runner: nn.Module, sp: Sparsifier | None, device: torch.device) -> None:
+    """Let replicas exchange only the gradients of weights that receive one; elsewhere packing would wait for the host."""
+    if sp is None or device.type != "cpu" or has_penalty(sp.method):
+        return
+    if isinstance(runner, nn.parallel.DistributedDataParallel):
+        sp.communication_hook(runner)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,30 @@ class Bar(Progress):
         self._bar.stop()
 
 
+class Unbreakable(Progress):
+    """Another progress until its output fails: that must not end the run."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+
+    def start(self, title: str, total: int, done: int) -> None:
+        self._try(lambda: self._shown.start(title, total, done))
+
+    def update(self, moment: Moment) -> None:
+        self._try(lambda: self._shown.update(moment))
+
+    def stop(self) -> None:
+        self._try(self._shown.stop)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except (OSError, ValueError):  # the latter from a stream that was closed
+            self._shown = Progress()
+
+
 def choose_progress(quiet: bool) -> Progress:
     """What fits where the output goes."""
-    if quiet:
+    if quiet or sys.stdout is None:  # its descriptor may have been closed before Python began
         return Progress()
-    return Bar() if sys.stdout.isatty() else Lines()
+    return Unbreakable(Bar() if sys.stdout.isatty() else Lines())

@@ -13,43 +13,57 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from autosparse.common.files import plain_value, read_json, refuse_unwritable, whole_file, write_json, write_text
+from autosparse.common.files import plain_value, read_json, whole_file, write_json, write_text
 from autosparse.common.tensors import whole
 from autosparse.data import Data, open_data
 from autosparse.methods import Method
 from autosparse.methods.autotune import ReferenceRecorder
 from autosparse.methods.families.base import LooksAtData
-from autosparse.recipes.loading import differences, dump_recipe
+from autosparse.recipes.loading import dump_recipe
 from autosparse.recipes.recipe import Recipe
-from autosparse.training import build, machine, randomness
+from autosparse.training import batch_norms, build, machine, randomness
+from autosparse.training.claim import Mode, check_data, claim, mode_of
 from autosparse.training.folder import RunFolder
+from autosparse.training.intact import notes_of
 from autosparse.training.lock import FolderLock
 from autosparse.training.loop import fit
-from autosparse.training.processes import Processes, joined, spread
+from autosparse.training.processes import Processes, exchange_little, joined, spread
 from autosparse.training.progress import Progress, choose_progress
+from autosparse.training.repair import is_intact, repair
 from autosparse.training.session import Session
 from autosparse.training.signals import Stopped, StopRequest
+from autosparse.training.start import load_start, start_from_zeros
 from autosparse.training.validate import summed_loss, validate
 
-# Changes that a resumed run may make: they do not touch what is computed.
-FREE = ("data.path", "data.workers", "train.save_minutes")
 # What result.json takes over from the Sparsifier's report.
 REPORTED = (
     "sparsity", "train_fraction", "test_fraction", "layers", "weights", "zeros",
-    "notes", "events", "controller", "history", "compute",
+    "notes", "events", "controller", "history", "compute", "speed",
 )  # fmt: skip
 
 
 def train(
-    recipe: Recipe, folder: Path | str, *, resume: bool = False, quiet: bool = False, command: Sequence[str] = ()
+    recipe: Recipe,
+    folder: Path | str,
+    *,
+    resume: bool = False,
+    start_or_resume: bool = False,
+    quiet: bool = False,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train a recipe into a folder of its own and return the content of its result.json."""
+    """Train a recipe into a folder of its own and return the content of its result.json.
+
+    `resume` goes on with the run in the folder; `start_or_resume` does so if there is one, else it starts it.
+    """
+    mode = mode_of(resume, start_or_resume)
     build.check_code(recipe.model.name)
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
-    with joined(build.choose_device(recipe.train.device).type) as processes, StopRequest() as stop:
+    device = build.choose_device(recipe.train.device)
+    batch_norms.check_device(recipe, device)
+    with joined(device.type) as processes, StopRequest() as stop:
         progress = choose_progress(quiet) if processes.leads else Progress()
-        return _Runner(processes, stop, progress, command).train_recipe(recipe, Path(folder), resume)
+        return _Runner(processes, stop, progress, command).train_recipe(recipe, Path(folder), mode)
 
 
 class _Runner:
@@ -58,17 +72,19 @@ class _Runner:
     def __init__(self, processes: Processes, stop: StopRequest, progress: Progress, command: Sequence[str]) -> None:
         self.processes, self.stop, self.progress, self.command = processes, stop, progress, list(command)
 
-    def train_recipe(self, recipe: Recipe, path: Path, resume: bool) -> dict[str, Any]:
+    def train_recipe(self, recipe: Recipe, path: Path, mode: Mode) -> dict[str, Any]:
         """Train the recipe, after a dense model of the same length if it asks for one."""
         folder = RunFolder(path)
         with FolderLock(path) as lock:
-            self.processes.once(lambda: claim(folder, recipe, resume, lock))
+            self.processes.once(lambda: claim(folder, recipe, mode, lock))
             if folder.done:
+                self.processes.once(folder.close)
                 return read_json(folder.result)
             return self._train_claimed(recipe, folder)
 
     def _train_claimed(self, recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
         data = open_data(recipe.data, seed=recipe.seed, rank=self.processes.rank, world=self.processes.world)
+        self.processes.once(lambda: check_data(folder, data))
         try:
             self._describe(folder, recipe, data)
             base = None
@@ -86,9 +102,13 @@ class _Runner:
 
     def train_dense_baseline(self, recipe: Recipe, dense: RunFolder, data: Data, epochs: int | None = None) -> RunFolder:
         """The folder of a dense run of the recipe, which is trained unless it is there already."""
-        if not self.processes.once(lambda: dense.done):
-            self._describe(dense, dense_of(recipe), data)
-            self.train_one(dense_of(recipe), dense, data, None, epochs=epochs)
+        if not self.processes.once(lambda: is_intact(dense)):
+            with FolderLock(dense.path) as lock:  # nobody else may resume the inner run by its own name
+                self.processes.once(lock.take)
+                self.processes.once(lambda: repair(dense))
+                self._describe(dense, dense_of(recipe), data)
+                self.train_one(dense_of(recipe), dense, data, None, epochs=epochs)
+        self.processes.once(dense.close)
         return dense
 
     def reference(self, recipe: Recipe, folder: RunFolder, data: Data) -> Path | None:
@@ -102,7 +122,7 @@ class _Runner:
             epochs = method.autotune.epochs  # type: ignore[union-attr]
             inner = RunFolder(folder.path / ("dense" if recipe.train.dense_beside else "reference"))
             dense = self.train_dense_baseline(recipe, inner, data, epochs)
-            losses = [line["loss"] for line in dense.read_metrics()[:epochs]]
+            losses = reference_losses(dense, epochs)
             self.processes.once(lambda: write_reference(folder.reference, losses))
         return folder.reference
 
@@ -119,8 +139,7 @@ class _Runner:
         """Train one model and leave its plain weights and its figures in the folder."""
         with closing(self._session(recipe, folder, data, method)) as session:
             content = self._train_session(session, epochs or recipe.train.epochs, base)
-        self._close(folder, "done", "")
-        self.processes.wait()
+        self.processes.once(folder.close)
         return content
 
     def _train_session(self, session: Session, epochs: int, base: float | None) -> dict[str, Any]:
@@ -144,16 +163,25 @@ class _Runner:
         settings, processes = recipe.train, self.processes
         device = build.choose_device(settings.device, processes.local_rank)
         randomness.seed_everything(recipe.seed, 0)
-        model = build.build_model(recipe.model, data).to(device)
+        model = build.build_model(recipe.model, data)
+        starts = recipe.initial_weights is not None and not processes.once(lambda: any(folder.checkpoints.glob("last*")))
+        if starts:
+            load_start(model, str(recipe.initial_weights))
+        model = batch_norms.prepared(model.to(device), recipe, processes)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs, _ = next(iter(data.train.epoch(0)))
         build.check_outputs(model, recipe, data, inputs)
         sp = None
         if method is not None:
+            given = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.initial_zeros else {}
             sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1].to(device) for tensor in inputs))
+            if recipe.initial_zeros and starts:
+                start_from_zeros(sp, given)
             sp.compute(settings.compute)
+            sp.announces_speed = False  # the summary says it
         runner = spread(model, settings.strategy, processes, device)
+        exchange_little(runner, sp, device)
         if settings.compile:
             runner = torch.compile(runner)  # type: ignore[assignment]
         optimizer = build.build_optimizer(recipe, model, sp, data.train.steps, build.stage_epochs(recipe, method))
@@ -165,7 +193,7 @@ class _Runner:
     def _describe(self, folder: RunFolder, recipe: Recipe, data: Data) -> None:
         if not self.processes.leads:
             return
-        before = read_json(folder.info) if folder.info.exists() else {}
+        before = folder.read_info()
         write_text(folder.recipe, dump_recipe(recipe))
         if data.text is not None:
             data.text.save(folder.tokenizer)
@@ -181,6 +209,8 @@ class _Runner:
             command=self.command,
             started=before.get("started", datetime.now(UTC).isoformat(timespec="seconds")),
             data=data.facts,
+            fingerprint=data.fingerprint,
+            files=notes_of([folder.recipe]),
         )
 
     def _close(self, folder: RunFolder, status: str, message: str) -> None:
@@ -188,42 +218,11 @@ class _Runner:
             folder.update_info(status=status, message=message)
 
 
-def claim(folder: RunFolder, recipe: Recipe, resume: bool, lock: FolderLock) -> None:
-    """Own the folder, unless its run is done or another process owns it."""
-    if folder.path.exists() and not folder.path.is_dir():
-        raise ValueError(f"{folder.path} is a file; give the name of a folder with --out")
-    if not folder.done:
-        refuse_unwritable(folder.path)
-    if lock.file.exists() and not folder.done:  # else nothing is left in a folder that is refused
-        lock.take()
-    check_claim(folder, recipe, resume)
-    if not folder.done:
-        lock.take()
-        check_claim(folder, recipe, resume)  # another process may have been here in the meantime
-
-
-def check_claim(folder: RunFolder, recipe: Recipe, resume: bool) -> None:
-    """Refuse a folder that holds another run, or a resume that would change one."""
-    if not folder.exists or (folder.stillborn and not resume):
-        if resume:
-            raise ValueError(f"there is nothing to resume in {folder.path}: start the run without --resume")
-        return
-    if not resume:
-        raise ValueError(f"{folder.path} exists already: go on with --resume, or choose another folder with --out")
-    if not folder.recipe.exists():
-        raise ValueError(f"{folder.path} is not the folder of a run: it has no recipe.yaml; choose another with --out")
-    changed = [line for line in differences(folder.load_recipe(), recipe) if not line.startswith(FREE)]
-    if changed:
-        raise ValueError(
-            f"the recipe differs from that of the run in {folder.path}: {'; '.join(changed)}. "
-            "Resume without the changes, or start a new run with --out"
-        )
-
-
 def dense_of(recipe: Recipe) -> Recipe:
     """The same recipe without sparsity."""
     train_block = recipe.train.model_copy(update={"dense_beside": False, "compute": "dense"})
-    return recipe.model_copy(update={"method": {"name": "dense"}, "train": train_block, "paper": None})
+    changes = {"method": {"name": "dense"}, "initial_zeros": False, "train": train_block, "paper": None}
+    return recipe.model_copy(update=changes)
 
 
 def show_data(session: Session) -> None:
@@ -267,10 +266,24 @@ def as_read(content: dict[str, Any]) -> dict[str, Any]:
     return same
 
 
+def reference_losses(dense: RunFolder, epochs: int) -> list[float]:
+    """The losses of the first epochs of a dense run."""
+    losses = {line["epoch"]: line["loss"] for line in dense.read_metrics()}
+    lost = [epoch for epoch in range(1, epochs + 1) if epoch not in losses]
+    if lost:
+        raise ValueError(
+            f"{dense.metrics} has lost the figures of epochs {lost}, which auto-tuning compares with: remove {dense.path}, "
+            "then resume, and they are trained again"
+        )
+    return [losses[epoch] for epoch in range(1, epochs + 1)]
+
+
 def write_reference(path: Path, losses: list[float]) -> None:
-    recorder = ReferenceRecorder(path)
-    for loss in losses:
-        recorder.record(loss)
+    """All losses or none: a resumed run takes the file as complete."""
+    with whole_file(path) as unfinished:
+        recorder = ReferenceRecorder(unfinished, overwrite=True)
+        for loss in losses:
+            recorder.record(loss)
 
 
 def result(session: Session, base: float | None) -> dict[str, Any]:
@@ -283,7 +296,7 @@ def result(session: Session, base: float | None) -> dict[str, Any]:
         "epochs": position.epoch,
         "step": position.step,
         "seconds": session.seconds,
-        "loss": lines[-1]["loss"] if lines else None,
+        "loss": lines[-1]["loss"] if lines and lines[-1]["epoch"] == position.epoch else None,
         "best_accuracy": position.best_accuracy,
         "best_epoch": position.best_epoch,
         "base_accuracy": base,

@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
+from autosparse.common.files import sync
 from autosparse.common.warnings import warn
 from autosparse.training import checkpoints
 from autosparse.training.processes import Processes
+from autosparse.training.sharded_reading import PlainPlanner, PlainReader
 
 LAST, PREVIOUS, BEST, REST = "last", "previous", "best", "rest.pt"
 
@@ -35,13 +38,14 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, processes: Proces
     for number, name in enumerate(present):
         try:
             rest = checkpoints.read(folder / name / REST)
+            _check_sizes(folder / name, rest.get("parts", {}))
             weights, moments = get_state_dict(model, optimizer)
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
-            state_dict_loader.load(state, checkpoint_id=folder / name)
+            state_dict_loader.load(state, storage_reader=PlainReader(folder / name), planner=PlainPlanner())
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
             return rest
-        except Exception as error:  # a missing or cut part fails in many ways inside torch
-            message = f"the checkpoint {folder / name} is damaged: {str(error).splitlines()[0]}"
+        except (Exception, CheckpointException) as error:  # a missing or cut part fails in many ways inside torch
+            message = f"the checkpoint {folder / name} is damaged: {_reason(error)}"
             if number + 1 == len(present):
                 raise ValueError(message) from error
             warn(f"{message}; going back to {present[number + 1]}")
@@ -54,7 +58,8 @@ def _clear(unfinished: Path) -> None:
 
 
 def _settle(folder: Path, unfinished: Path, rest: dict[str, Any], best: bool) -> None:
-    checkpoints.write(unfinished / REST, rest)
+    parts = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+    checkpoints.write(unfinished / REST, {**rest, "parts": parts})
     if best:
         shutil.rmtree(folder / BEST, ignore_errors=True)
         shutil.copytree(unfinished, folder / BEST)
@@ -62,3 +67,19 @@ def _settle(folder: Path, unfinished: Path, rest: dict[str, Any], best: bool) ->
         shutil.rmtree(folder / PREVIOUS, ignore_errors=True)
         (folder / LAST).rename(folder / PREVIOUS)
     unfinished.rename(folder / LAST)
+    sync(folder)
+
+
+def _reason(error: BaseException) -> str:
+    """What happened, on the first rank that it happened to."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _check_sizes(folder: Path, parts: dict[str, int]) -> None:
+    """Every part as long as it was; checkpoints of 0.1 do not say."""
+    for name, size in parts.items():
+        present = (folder / name).stat().st_size if (folder / name).exists() else 0
+        if present != size:
+            raise ValueError(f"its part {name} has {present} bytes of {size}")
