@@ -87,6 +87,13 @@ def test_what_the_dense_run_has_too_is_varied_in_both() -> None:
         assert row.bases[0].recipe.train.epochs == row.cells[0].recipe.train.epochs == dict(row.varied)["train.epochs"]
 
 
+def test_decays_of_thresholds_share_one_dense_run() -> None:
+    free = {"method": {"name": "str", "s_init": -20.0}, "optimizer": {"lr": 0.1, "threshold_decay_total": 1.0}}
+    rows = made(vary=("optimizer.threshold_decay_total=2.0,2.5",), seeds=1, **free)
+    assert names(rows) == ["dense-seed0", "str-threshold_decay_total=2.0-seed0", "str-threshold_decay_total=2.5-seed0"]
+    assert [row.cells[0].recipe.optimizer.threshold_decay_total for row in rows] == [1.0, 2.0, 2.5]
+
+
 def test_lists_are_values_too() -> None:
     assert parse_variation("sparsify.exclude=[fc],[fc, conv1]") == [
         ("sparsify.exclude", ["fc"]),

@@ -21,7 +21,8 @@ def test_every_row_of_the_paper_has_one_recipe() -> None:
     tables = paper_numbers()["tables"]
     assert {name for name, _ in TABLES.values()} == set(tables)
     wanted = {(table, place) for table in tables for place in range(len(tables[table]["rows"]))}
-    assert set(recipes_of_rows()) == wanted
+    in_the_text = {("text_only_results", 0), ("text_only_results", 1)}
+    assert set(recipes_of_rows()) == wanted | in_the_text
     for recipe in recipes_of_rows().values():
         assert load_recipe(f"{network_of(recipe)}-dense").dense
 
@@ -69,6 +70,14 @@ def test_a_small_row_keeps_alpha_and_its_share_of_the_run() -> None:
     assert auto.optimizer.threshold_decay_total is None
     assert auto.model.arguments["width"] == 8
     assert row("table3", 0, Small()).recipe.model.arguments["width"] == 4
+
+
+def test_alpha_of_small_translation_decays_over_the_same_share_of_the_run() -> None:
+    small, full = (row("table4", 1, scale).recipe for scale in (Small(), Full()))
+    share = small.train.epochs / full.train.epochs
+    assert small.train.epochs == 8  # as many as the recipe's own run, which learns to translate
+    assert small.method["beta"] == pytest.approx(full.method["beta"] / share)
+    assert small.method["zero_epoch"] == round(full.method["zero_epoch"] * share)
 
 
 def test_small_rows_of_other_methods() -> None:
@@ -121,6 +130,12 @@ def test_only_thresholds_get_a_decay_of_their_own() -> None:
     runs = FIGURES["fig2"].runs(Small())
     assert runs["AutoSparse"].recipe.optimizer.threshold_decay_total == 1.0
     assert runs["OptG"].recipe.optimizer.threshold_decay_total is None
+
+
+@pytest.mark.parametrize("scale", [Small(), Full()], ids=["cpu", "full"])
+def test_figure_two_trains_optg_with_its_authors_settings(scale: Scale) -> None:
+    optimizer = FIGURES["fig2"].runs(scale)["OptG"].recipe.optimizer
+    assert (optimizer.lr, optimizer.momentum, optimizer.weight_decay) == (0.1, 0.9, 1e-4)
 
 
 def test_figure_one_b_runs_every_decay() -> None:

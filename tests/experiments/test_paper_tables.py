@@ -64,7 +64,7 @@ def test_translation_is_judged_by_bleu() -> None:
     table = tables.table_of("table4", rows, scored, SCALE)
     assert table.headings[4] == "BLEU (S)"
     assert table.rows[0][:2] == ("STR", "s0=-20, decay 0.01")
-    assert table.notes[0] == "cpu scale: Multi30k, multi30k-transformer, 4 epochs, 3 seeds"
+    assert table.notes[0] == "cpu scale: Multi30k, multi30k-transformer, 8 epochs, 3 seeds"
     assert "multi30k-transformer, 7 epochs" in Small(["data.path=here", "train.epochs=7"]).caption(["wmt14"], 1)
     assert table.rows[0][2:6] == ("26.00 ± 0.00", "27.83", "26.00 ± 0.00", "27.49")
     assert tables.missing_bleu(rows, scored) == []

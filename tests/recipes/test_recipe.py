@@ -50,6 +50,11 @@ def mistakes(*overrides: str, recipe: str = "digits") -> str:
         ("method={name: dense, alpha: 1}", "method.alpha: dense has no fields"),
         ("method.target_sparsity=0.995", "cannot be met while sparsify.density_floor keeps 0.01 of every layer"),
         ("optimizer.threshold_decay_total=3", "method.target_sparsity moves the thresholds by itself; give one of the two"),
+        ("optimizer.threshold_decay_kind=coupled", "threshold_decay_kind: coupled needs name: adam; the decay of sgd has one"),
+        (
+            "optimizer={name: adam, lr: 1e-3, threshold_decay_kind: coupled, threshold_decay_total: 3}",
+            "threshold_decay_total counts decoupled decay",
+        ),
         ("schedule.warmup_epochs=31", "schedule.warmup_epochs: 31 is longer than the run of 30 epochs"),
         ("schedule={name: steps, milestones: [10, 30]}", "schedule.milestones: [30] lie beyond the run of 30 epochs"),
         ("schedule.name=inverse-sqrt", "inverse-sqrt needs warmup_steps"),
@@ -65,7 +70,9 @@ def test_a_mistake_is_told_with_its_place_and_what_is_allowed(override: str, lin
 
 def test_a_field_of_another_method_is_refused_with_the_methods_own_fields() -> None:
     told = mistakes("method.drop_fraction=0.2")
-    assert "method.drop_fraction: autosparse has no such field; it belongs to rigl, set, snfs. Its fields: s_init" in told
+    assert (
+        "method.drop_fraction: autosparse has no such field; it belongs to granet, rigl, set, snfs. Its fields: s_init" in told
+    )
     assert "alpha" in told.partition("Its fields")[2]
 
 

@@ -85,8 +85,8 @@ def grid(
 
 
 def _shared(varied: tuple[Setting, ...]) -> tuple[Setting, ...]:
-    """What a variation changes in the dense run too."""
-    return tuple(setting for setting in varied if not setting[0].startswith("method."))
+    """What a variation changes in the dense run too, which has no method and no thresholds."""
+    return tuple(setting for setting in varied if not setting[0].startswith(("method.", "optimizer.threshold_decay")))
 
 
 def _add(rows: dict[str, Row], row: Row) -> None:

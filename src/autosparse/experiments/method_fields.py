@@ -97,4 +97,4 @@ def optimizer_block(method: Mapping[str, Any], replaced: str, block: Mapping[str
     same_thresholds = method["name"] == replaced or {method["name"], replaced} <= set(THRESHOLD_METHODS)
     if same_thresholds and method.get("target_sparsity") is None:
         return dict(block)
-    return {key: value for key, value in block.items() if key not in ("threshold_decay", "threshold_decay_total")}
+    return {key: value for key, value in block.items() if not key.startswith("threshold_decay")}

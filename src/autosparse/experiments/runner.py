@@ -199,7 +199,8 @@ def state_of(folder: Path, recipe: Recipe) -> State:
         raise ValueError(
             f"{folder} holds a run of another recipe ({'; '.join(changes)}); choose another --out, or remove that folder"
         )
-    return "done" if RunFolder(folder).done else "unfinished"
+    run = RunFolder(folder)
+    return "done" if run.done and not run.faults(run.result) else "unfinished"
 
 
 def stored_recipe(folder: Path) -> Recipe | None:

@@ -12,9 +12,9 @@ from autosparse.recipes import overrides as changes
 from autosparse.recipes.errors import lines_of
 from autosparse.recipes.files import find_recipe, merged_block, recipe_names, recipe_text
 from autosparse.recipes.recipe import Recipe
-from autosparse.recipes.yaml_text import write_block
+from autosparse.recipes.yaml_text import read_block, write_block
 
-__all__ = ["check_recipe", "differences", "dump_recipe", "load_recipe", "recipe_names", "recipe_text"]
+__all__ = ["check_recipe", "differences", "dump_recipe", "load_recipe", "read_recipe", "recipe_names", "recipe_text"]
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -22,6 +22,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     path = find_recipe(name_or_path)
     block = changes.apply(merged_block(path), overrides)
     return check_recipe(block, f"recipe {name_or_path}")
+
+
+def read_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A whole recipe from its YAML, such as a checkpoint's copy, with overrides."""
+    return check_recipe(changes.apply(read_block(text, source), overrides), source)
 
 
 def check_recipe(block: dict[str, Any], source: str) -> Recipe:

@@ -69,11 +69,26 @@ class OptimizerBlock(Block):
         ge=0,
         description="Instead: nats by which decay shrinks s over the whole run; 3 is about 80 % zeros, 8 about 89 %.",
     )
+    threshold_decay_kind: Literal["decoupled", "coupled"] = Field(
+        "decoupled",
+        description="Adam's decay of the thresholds: apart from the gradient, or part of it, which moves s by about lr a step.",
+    )
 
     @model_validator(mode="after")
     def _one_decay(self) -> OptimizerBlock:
         if self.threshold_decay is not None and self.threshold_decay_total is not None:
             raise ValueError("give threshold_decay or threshold_decay_total, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _coupled_under_adam(self) -> OptimizerBlock:
+        coupled = self.threshold_decay_kind == "coupled"
+        if coupled and self.name != "adam":
+            raise ValueError(f"threshold_decay_kind: coupled needs name: adam; the decay of {self.name} has one kind only")
+        if coupled and self.threshold_decay_total is not None:
+            raise ValueError(
+                "threshold_decay_total counts decoupled decay; with threshold_decay_kind: coupled give threshold_decay"
+            )
         return self
 
 
@@ -116,6 +131,9 @@ class TrainBlock(Block):
     compute: Literal["auto", "dense", "sparse"] = Field("auto", description="How sparse layers run on a CPU; auto measures.")
     channels_last: bool = False
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="For several processes; fsdp shards large models.")
+    sync_batch_norm: bool = Field(
+        False, description="Batch norms share their statistics over all processes; torch can do so on GPUs only."
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes the accelerator that is there.")
     threads: int | None = Field(None, ge=1, description="torch's threads per process; torch's choice by default.")
     save_minutes: float = Field(10.0, gt=0, description="Longest time between checkpoints; every epoch ends with one too.")
@@ -126,7 +144,7 @@ class TrainBlock(Block):
 class PaperBlock(Block):
     """The row of the paper's tables that a recipe stands for."""
 
-    table: Literal["resnet50_main", "resnet50_back_sparse", "mobilenetv1", "wmt_transformer", "autotune"]
+    table: Literal["resnet50_main", "resnet50_back_sparse", "mobilenetv1", "wmt_transformer", "autotune", "text_only_results"]
     row: int = Field(ge=0, description="Position in the table, from 0.")
 
 
@@ -138,6 +156,10 @@ class Recipe(Block):
     paper: PaperBlock | None = None
     seed: int = Field(0, ge=0)
     model: ModelBlock
+    initial_weights: str | None = Field(
+        None, description="Start from these weights: the folder of a finished run, a .safetensors file, or a sparse file."
+    )
+    initial_zeros: bool = Field(False, description="Let the method start with the zeros of initial_weights as pruned weights.")
     data: DataConfig
     method: dict[str, Any] = Field(
         description="`name` (dense trains without sparsity; see `autosparse methods`) and its fields."
@@ -183,7 +205,7 @@ class Recipe(Block):
             yield f"schedule.milestones: {late} lie beyond the run of {epochs} epochs"
         for place, block in (("method", method), ("method.ga", method.get("ga") or {})):
             zero = block.get("zero_epoch")
-            if zero is not None and zero > epochs:
+            if isinstance(zero, int) and zero > epochs:
                 yield f"{place}.zero_epoch: {zero} lies beyond the run of {epochs} epochs"
         for field in ("hard_epoch", "rewind_epoch"):
             if (method.get(field) or 0) >= epochs:
@@ -198,6 +220,8 @@ class Recipe(Block):
             yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} images evenly"
         if train.strategy == "fsdp" and train.compute == "sparse":
             yield "train.compute: sparse cannot run with strategy: fsdp, which shards the weights; leave it out"
+        if self.initial_zeros and (self.initial_weights is None or self.dense):
+            yield "initial_zeros: needs initial_weights, and a method that prunes"
         if train.dense_beside and self.dense:
             yield "train.dense_beside: compares with a dense run, but this recipe is dense itself; leave it out"
         if self.optimizer.nesterov and (self.optimizer.name != "sgd" or not self.optimizer.momentum):

@@ -59,7 +59,7 @@ def _over_time(scale: Scale) -> Labelled:
     return {
         "AutoSparse": scale.variant(MAIN, AUTOSPARSE_80),
         "STR": scale.row(rows_of("table1")[STR_80])[0],
-        "OptG": scale.other("resnet50", {"name": "optg", "sparsity": 0.8}),
+        "OptG": scale.other("resnet50-optg-80"),
     }
 
 

@@ -66,10 +66,9 @@ class Scale(ABC):
     def run_name(self, recipe: Recipe) -> str:
         return recipe.name
 
-    def other(self, network: str, block: dict[str, Any]) -> Cell:
-        """One run of the network under a method that has no row in the tables."""
-        dense = load_recipe(f"{network}-dense")
-        recipe = dense.model_copy(update={"method": block, "name": f"{network}-{block['name']}"})
+    def other(self, name: str) -> Cell:
+        """One run of a recipe that has no row in the tables."""
+        recipe = load_recipe(name)
         return cell(self.content(recipe, None), f"{self.run_name(recipe)}-seed{recipe.seed}", recipe.seed)
 
     @abstractmethod
