@@ -94,7 +94,7 @@ def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
 ) -> None:
     small = partial(models.transformer, 1200, 16, 2, 32, 1, 1)
     monkeypatch.setattr(models, "build", lambda name: small() if name == "transformer" else None)
-    monkeypatch.setattr(bench, "example", lambda name, batch: (torch.randint(3, 1200, (batch, 5)),))
+    monkeypatch.setattr(bench, "example", lambda name, batch, inputs: (torch.randint(3, 1200, (batch, 5)),))
     given = ["bench", "infer", "transformer", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
     done = CliRunner().invoke(whole, [*given, "--layers", "--out", str(tmp_path / "speed.json")])
     assert done.exit_code == 0, done.output
@@ -120,3 +120,18 @@ def test_bad_fractions(text: str) -> None:
 def test_unknown_model() -> None:
     done = CliRunner().invoke(whole, ["bench", "infer", "resnet51", "--no-compile"])
     assert "neither a built-in model" in str(done.exception)
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_nets.py").write_text(
+        "import torch\n\n\ndef build():\n    return torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.ReLU())\n\n\n"
+        "def batch():\n    return torch.randn(3, 6)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["bench", "infer", "own_nets:build", "--batch", "4", "--threads", "1", "--rounds", "1", "--no-compile"]
+    done = CliRunner().invoke(whole, [*given, "--inputs", "own_nets:batch", "--sparsity", "0.5"])
+    assert done.exit_code == 0, done.output
+    assert "own_nets:build, batch 4, 1 thread" in done.output
+    assert "ours, 50% zeros" in done.output
+    assert "--inputs module:function" in str(CliRunner().invoke(whole, given).exception)

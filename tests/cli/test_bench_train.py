@@ -1,12 +1,16 @@
 """`autosparse bench train`: what it prints and writes; how fast anything is is not a test."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+import autosparse
 from autosparse import cli
+from autosparse.bench.training import STEPS_PER_EPOCH, cycle_of, method_at
 
 NETS = """
 import torch
@@ -17,6 +21,20 @@ def wide():
 
 def images():
     return nn.Conv2d(3, 4, 1)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.rnn, self.out = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.Linear(8, 9)
+
+    def forward(self, ids, scale):
+        return {"scores": self.out(self.rnn(self.embedding(ids))[0]) * scale, "ids": ids}
+
+def batch():
+    return torch.randint(9, (5, 7)), torch.ones(1)
+
+def nothing():
+    return [1]
 """
 FEW = ["--batch", "4", "--rounds", "2", "--threads", "1"]
 
@@ -74,6 +92,27 @@ def test_masks_move_and_layers_can_be_left_out() -> None:
     assert not {"fc", "conv1"} & names
 
 
+def test_a_model_of_any_input_and_another_method() -> None:
+    given = ["bench_nets:Words", "--inputs", "bench_nets:batch", "--method", "set", "--sparsity", "0.5", "--no-memory"]
+    found = measured(*given, "--rounds", "1", "--threads", "1")
+    dense, sparse = found["rows"]
+    assert sparse["side"] == "set at 50 %"
+    assert sparse["sparsity"] == pytest.approx(0.5, abs=0.01)
+    assert len(dense["seconds"]) == len(sparse["seconds"]) == 1
+    assert {layer["name"] for layer in found["layers"]["set at 50 %"]} == {"rnn.weight_ih_l0", "rnn.weight_hh_l0", "out"}
+
+
+def test_a_whole_update_cycle_is_timed() -> None:
+    model = nn.Linear(4, 4)
+    cycles = {"rigl": 100, "set": STEPS_PER_EPOCH, "random": 1, "str": 1}
+    for name, steps in cycles.items():
+        method = method_at(name, 0.5)
+        sp = autosparse.sparsify(copy.deepcopy(model), method, epochs=1000, steps_per_epoch=STEPS_PER_EPOCH)
+        assert cycle_of(sp) == steps
+        assert sp.sparsity() == pytest.approx(0.5, abs=0.01)
+    assert cycle_of(None) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -82,6 +121,8 @@ def test_masks_move_and_layers_can_be_left_out() -> None:
         (["bench_nets:images", "--image", "3,2,2"], "one row of class scores"),
         (["transformer", "--tokens", "100"], "multiple"),
         (["small_conv", "--sparsity", "1"], "--sparsity 1: give fractions"),
+        (["small_conv", "--method", "cs"], "--method cs cannot start at a given sparsity"),
+        (["bench_nets:Words", "--inputs", "bench_nets:nothing"], "must return a tensor or a tuple of tensors"),
         (["small_conv", "--compute", "quick"], "--compute quick is not known; give auto, dense, sparse"),
         (["small_conv", "--out", "bench_nets.py"], "exists already"),
         (["."], "holds no finished run"),

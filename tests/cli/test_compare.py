@@ -54,7 +54,7 @@ def test_two_real_runs_make_a_table_and_are_not_run_again(tmp_path: Path, capsys
 
 def test_all_methods_can_be_compared_on_the_digits() -> None:
     names = method_names("all")
-    assert names == list(autosparse.list_methods())
+    assert names == [name for name in autosparse.list_methods() if name != "keep"]  # recipes start from dense networks
     rows = grid(load_recipe("digits"), names, [0.9], [], 1, lambda _: 22)
     assert [row.method for row in rows] == ["dense", *names]
 

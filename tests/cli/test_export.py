@@ -146,7 +146,7 @@ def test_folders_that_hold_no_run(run_folder: Path, capsys: pytest.CaptureFixtur
     assert "is not the folder of a run" in capsys.readouterr().err
     (run_folder / "model.safetensors").write_bytes(b"damaged")
     assert export("run") == 2
-    assert "does not hold the weights" in capsys.readouterr().err
+    assert "model.safetensors is damaged" in capsys.readouterr().err
 
 
 def test_a_model_of_ones_own_is_rebuilt(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from autosparse.cli.train import speed_lines
+
 
 def autosparse(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -26,6 +28,20 @@ def test_the_default_in_short(tmp_path: Path) -> None:
         assert word in done.stdout
     assert "digits-autotune" in done.stdout
     assert (tmp_path / "runs" / "digits" / "report" / "report.html").exists()
+
+
+def test_the_summary_says_whether_zeros_saved_time_and_where() -> None:
+    layers = [{"name": f"conv{number}", "computed": "skips zeros: all passes"} for number in range(7)]
+    layers.append({"name": "fc", "computed": "dense: too small: 1 million multiply-adds"})
+    speed = {"milliseconds": 10.0, "dense_milliseconds": 15.0, "skipping": 7, "layers": 8, "reasons": {"too small": 1}}
+    text = "\n".join(speed_lines({"speed": speed, "layers": layers}))
+    assert "1.50x    10 ms per step, dense training about 15 ms" in text
+    assert "7 of 8 layers skip zeros: conv0, conv1, conv2, conv3, conv4 ..." in text
+    assert "dense: 1 too small" in text
+    slower = {**speed, "dense_milliseconds": 8.0}
+    assert "0.80x" in speed_lines({"speed": slower, "layers": layers})[0]
+    assert "dense would have been faster" in speed_lines({"speed": slower, "layers": layers})[0]
+    assert speed_lines({"speed": None, "layers": layers}) == []
 
 
 def test_mistakes_are_one_line_with_code_2(tmp_path: Path) -> None:

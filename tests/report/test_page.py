@@ -163,3 +163,17 @@ def test_a_report_interrupted_after_any_file_is_written_again(make_run: Maker, t
         assert len(list(out.iterdir())) == files
         write_report([run], out)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
+
+
+@pytest.mark.parametrize(
+    ("dense", "value", "words"), [(15.0, "1.50x", "10 ms per step"), (8.0, "0.80x", "dense would have been faster")]
+)
+def test_the_speed_tile_shows_when_dense_was_faster(make_run: Maker, dense: float, value: str, words: str) -> None:
+    speed = {"milliseconds": 10.0, "dense_milliseconds": dense, "skipping": 1, "layers": 2, "reasons": {"too small": 1}}
+    layer = {"name": "a", "kind": "Linear", "weights": 10, "zeros": 5, "sparsity": 0.5, "computed": "dense: too small"}
+    page = build_page([read_run(make_run(result={"speed": speed, "layers": [layer]}))])
+    assert value in page
+    assert words in page
+    assert "1 of 2 layers skip zeros" in page
+    assert "dense: too small" in page
+    assert "Speed" not in build_page([read_run(make_run("older"))]), "runs of earlier versions have not measured it"

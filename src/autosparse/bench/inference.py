@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse import models
 from autosparse.bench.conditions import conditions
+from autosparse.bench.tasks import own_inputs
 from autosparse.common.turns import clock_for, take_turns
 from autosparse.export.onnx import onnx_program
 from autosparse.kernels import library
@@ -22,6 +22,7 @@ from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
 from autosparse.serving import Deployed, deploy
 from autosparse.serving.native import LayerChoice
+from autosparse.training.build import build_named
 from autosparse.training.finished import held_out_data, open_finished
 
 DENSE_LAYERS = ("fc", "output")  # the classifier and the vocabulary, as the sparse recipes leave them
@@ -86,6 +87,8 @@ def dense_contestants(
         calls[ORT] = run_session(onnx_session(model, inputs, threads), inputs)
     except ImportError as error:
         notes.append(f"onnxruntime was left out: {error}; pip install onnx onnxscript onnxruntime")
+    except Exception as error:  # an operation that the exporter cannot take
+        notes.append(f"onnxruntime was left out: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
     return calls, notes
 
 
@@ -139,25 +142,39 @@ def inference_conditions() -> dict[str, Any]:
 
 
 def measure_all(
-    what: str, sparsities: Sequence[float], batches: Sequence[int], threads: Sequence[int], rounds: int, compiled: bool
+    what: str,
+    sparsities: Sequence[float],
+    batches: Sequence[int],
+    threads: Sequence[int],
+    rounds: int,
+    compiled: bool,
+    inputs: str | None = None,
 ) -> Iterator[Measurement]:
-    """A built-in model or a finished run with every number of threads and every batch size."""
+    """A model, built-in or the user's own, or a finished run with every number of threads and every batch size."""
     before = torch.get_num_threads()
     try:
         for count in threads:
             torch.set_num_threads(count)
             for batch in batches:
-                yield measure(what, sparsities, batch, count, rounds, compiled)
+                yield measure(what, sparsities, batch, count, rounds, compiled, inputs)
     finally:
         torch.set_num_threads(before)
 
 
 @torch.no_grad()
-def measure(what: str, sparsities: Sequence[float], batch: int, threads: int, rounds: int, compiled: bool) -> Measurement:
+def measure(
+    what: str,
+    sparsities: Sequence[float],
+    batch: int,
+    threads: int,
+    rounds: int,
+    compiled: bool,
+    own_batch: str | None = None,
+) -> Measurement:
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
 
-    inputs = example(what, batch)
+    inputs = example(what, batch, own_batch)
     candidates = dict(contestants(what, sparsities))
     (*_, last) = candidates.values()
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
@@ -193,9 +210,9 @@ def zeros(model: nn.Module) -> float:
 
 
 def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAYERS) -> nn.Module:
-    """A built-in model with the smallest weights of other layers set to zero; batch norms as after some training."""
+    """A model with the smallest weights of other layers set to zero; batch norms as after some training."""
     torch.manual_seed(0)
-    model = models.build(name).eval().requires_grad_(False)
+    model = build_named(name, {}, typed=True).eval().requires_grad_(False)
     for layer_name, layer in model.named_modules():
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_var is not None
@@ -209,14 +226,24 @@ def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAY
     return model
 
 
-def example(what: str, batch: int) -> tuple[Tensor, ...]:
-    """Inputs of the usual size; of a run, samples of its data."""
+def example(what: str, batch: int, inputs: str | None = None) -> tuple[Tensor, ...]:
+    """Inputs of the usual size; of a run, samples of its data; or samples of the user's own module:function."""
+    if inputs is not None:
+        return _samples(own_inputs(inputs), batch)
     if Path(what).is_dir():
         run = open_finished(Path(what))
-        inputs, _ = next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))
-        return tuple(torch.cat([tensor] * -(-batch // len(tensor)))[:batch] for tensor in inputs)
+        return _samples(next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))[0], batch)
+    if ":" in what:
+        raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
     if what not in INPUT_SHAPES:
-        raise ValueError(f"{what} is neither a built-in model ({', '.join(INPUT_SHAPES)}) nor the folder of a run")
+        raise ValueError(
+            f"{what} is neither a built-in model ({', '.join(INPUT_SHAPES)}), nor module:function, nor the folder of a run"
+        )
     if what == "transformer":
         return (torch.randint(3, 30000, (batch, SENTENCE)),)
     return (torch.randn(batch, *INPUT_SHAPES[what]),)
+
+
+def _samples(inputs: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
+    """As many samples as asked for, repeated where there are fewer."""
+    return tuple(torch.cat([tensor] * -(-batch // len(tensor)))[:batch] for tensor in inputs)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from autosparse import models
 from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.recipes.recipe import Recipe
+from autosparse.sparsifier.estimate import loss_of
 from autosparse.training import build
 from autosparse.training.folder import RunFolder
 
@@ -27,19 +28,24 @@ class Task:
     name: str
     make: Callable[[], nn.Module]
     inputs: tuple[Tensor, ...]
-    targets: Tensor
+    targets: Tensor | None  # None: the loss is the mean square of whatever the model gives
     include: tuple[str, ...] | None = None
     densities: dict[str, float] | None = None
 
     @property
     def size(self) -> str:
         tokens = not self.inputs[0].is_floating_point()
-        return f"{self.targets.numel()} tokens" if tokens else f"batch {len(self.targets)}"
+        return f"{self.targets.numel()} tokens" if tokens and self.targets is not None else f"batch {len(self.inputs[0])}"
 
 
-def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None) -> Task:
-    """For a built-in model, the user's own module:function, or the folder of a finished run."""
+def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None, inputs: str | None = None) -> Task:
+    """For a built-in model, the user's own module:function, or the folder of a finished run.
+
+    `inputs`: the user's own module:function that gives a batch.
+    """
     torch.manual_seed(0)
+    if inputs is not None:
+        return Task(what, lambda: build.build_named(what, {}, typed=True), own_inputs(inputs), None)
     if Path(what).is_dir():
         return _run_task(Path(what), batch)
     if what == "transformer":
@@ -58,6 +64,17 @@ def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None)
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         raise ValueError(f"{what} must turn every image into one row of class scores")
     return Task(what, lambda: build.build_named(what, {}, typed=True), (images,), torch.randint(scores.shape[1], (batch,)))
+
+
+def own_inputs(name: str) -> tuple[Tensor, ...]:
+    """The tensors that the user's module:function returns, as positional inputs of a model."""
+    given = build.load_callable(name, typed=True)()
+    inputs = (given,) if isinstance(given, Tensor) else given
+    if not isinstance(inputs, tuple) or not inputs or not all(isinstance(each, Tensor) for each in inputs):
+        raise ValueError(
+            f"{name} must return a tensor or a tuple of tensors, a batch for the model; got {type(given).__name__}"
+        )
+    return inputs
 
 
 def _translation_task(what: str, tokens: int) -> Task:
@@ -117,12 +134,14 @@ def inputs_of(task: Task) -> tuple[Tensor, ...]:
     )
 
 
-def plain_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+def plain_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None) -> Tensor:
     """Cross-entropy as everybody writes it."""
+    if targets is None:
+        return loss_of(model(*inputs))
     return F.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
 
 
-def own_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+def own_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor | None) -> Tensor:
     """The same number as our training makes it: by chunks of tokens where there is a vocabulary."""
     chunked = getattr(model, "chunked_loss", None)
-    return plain_loss(model, inputs, targets) if chunked is None else chunked(*inputs, targets)
+    return plain_loss(model, inputs, targets) if chunked is None or targets is None else chunked(*inputs, targets)

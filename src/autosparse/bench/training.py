@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,12 +21,15 @@ from autosparse import AutoSparse, kernels
 from autosparse.bench.conditions import conditions
 from autosparse.bench.tasks import Task, inputs_of, make_task, new_model, own_loss, plain_loss
 from autosparse.common.turns import take_turns
+from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier
 
 WARM_UP = 3  # steps; under "auto" the planner measures in the first of them
 RATE, MOMENTUM, DECAY = 0.01, 0.875, 2**-15
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 DENSE = "dense torch"
+AUTOSPARSE = "autosparse"
+STEPS_PER_EPOCH = 100
 STATUS = Path("/proc/self/status")
 
 
@@ -46,6 +49,8 @@ class Settings:
     exclude: tuple[str, ...]
     default_malloc: bool
     cpu_time: bool
+    method: str = AUTOSPARSE
+    inputs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,13 @@ class Start:
 
     sparsity: float | None
     compute: str = "auto"
+    method: str = AUTOSPARSE
 
     @property
     def title(self) -> str:
         begin = "AutoSparse, densities of the run" if self.sparsity is None else f"AutoSparse from {100 * self.sparsity:g} %"
+        if self.method != AUTOSPARSE and self.sparsity is not None:
+            begin = f"{self.method} at {100 * self.sparsity:g} %"
         return begin if self.compute == "auto" else f"{begin}, {self.compute} compute"
 
 
@@ -106,7 +114,7 @@ def prepare(settings: Settings) -> Task:
     torch.set_num_threads(settings.threads)
     if not settings.default_malloc:
         keep_memory()
-    return make_task(settings.what, settings.batch, settings.tokens, settings.image)
+    return make_task(settings.what, settings.batch, settings.tokens, settings.image, settings.inputs)
 
 
 def make_side(task: Task, settings: Settings, start: Start | None) -> Side:
@@ -128,18 +136,11 @@ def make_side(task: Task, settings: Settings, start: Start | None) -> Side:
 
 
 def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start) -> Sparsifier:
-    method = AutoSparse(
-        alpha=settings.alpha,
-        schedule="constant",
-        start_sparsity=start.sparsity,
-        dense_grad_every=settings.dense_grad_every,
-        backward_sparsity=settings.backward_sparsity,
-    )
     sp = autosparse.sparsify(
         model,
-        method,
-        epochs=100,
-        steps_per_epoch=1000,
+        _method(settings, start),
+        epochs=1000,
+        steps_per_epoch=STEPS_PER_EPOCH,
         include=task.include,
         exclude=settings.exclude or None,
         example_input=tuple(tensor[:1] for tensor in task.inputs),
@@ -150,8 +151,39 @@ def _attach(model: torch.nn.Module, task: Task, settings: Settings, start: Start
     return sp
 
 
+def _method(settings: Settings, start: Start) -> Method:
+    if start.method != AUTOSPARSE:
+        return method_at(start.method, start.sparsity)
+    return AutoSparse(
+        alpha=settings.alpha,
+        schedule="constant",
+        start_sparsity=start.sparsity,
+        dense_grad_every=settings.dense_grad_every,
+        backward_sparsity=settings.backward_sparsity,
+    )
+
+
+def method_at(name: str, sparsity: float | None) -> Method:
+    """A method whose layers all have this sparsity from the first step."""
+    allowed = {field.name for field in fields(type(autosparse.method(name)))}
+    if sparsity is None or not allowed & {"sparsity", "start_sparsity"}:
+        raise ValueError(f"--method {name} cannot start at a given sparsity; give one that can, such as rigl, set or random")
+    settings = {"sparsity": sparsity, "start_sparsity": sparsity, "dense_first": False, "begin": 0.0}
+    return autosparse.method(name, **{key: value for key, value in settings.items() if key in allowed})
+
+
+def cycle_of(sp: Sparsifier | None) -> int:
+    """The steps after which a run repeats itself; some of them cost more than others."""
+    if sp is None:
+        return 1
+    own = (getattr(sp.method, name, 1) for name in ("update_every", "dense_grad_every"))
+    return max(STEPS_PER_EPOCH if each is None else int(each) for each in own)
+
+
 def _start_at(sp: Sparsifier, task: Task, start: Start) -> None:
-    """Every layer at its sparsity."""
+    """Every layer at its sparsity; a method with masks holds it by itself."""
+    if start.method != AUTOSPARSE:
+        return
     for layer in sp.layers:
         sparsity = 1 - task.densities[layer.name] if start.sparsity is None and task.densities else start.sparsity
         layer.parametrization.start_at(layer.weight(), sparsity)  # type: ignore[operator]
@@ -161,7 +193,7 @@ def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int
     """Every side's steps in turn; the first row is dense torch."""
     sides = {DENSE: make_side(task, settings, None)} | {start.title: make_side(task, settings, start) for start in starts}
     begins = {start.title: start for start in starts}
-    cycle = settings.dense_grad_every  # a whole one is timed: its steps are not alike
+    cycles = {title: cycle_of(side.sp) for title, side in sides.items()}  # whole ones are timed: their steps are not alike
 
     def steps(side: Side, count: int) -> None:
         for _ in range(count):
@@ -174,9 +206,9 @@ def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int
 
     for side in sides.values():
         steps(side, WARM_UP)
-    calls = {title: partial(steps, side, cycle) for title, side in sides.items()}
+    calls = {title: partial(steps, side, cycles[title]) for title, side in sides.items()}
     times = take_turns(calls, rounds, clock=time.process_time if settings.cpu_time else time.perf_counter, before=begin)
-    seconds = {title: [time / cycle for time in times[title]] for title in sides}
+    seconds = {title: [time / cycles[title] for time in times[title]] for title in sides}
     dense = seconds[DENSE]
     rows = [
         Row(

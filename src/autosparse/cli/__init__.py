@@ -11,6 +11,7 @@ import typer
 from autosparse import __version__
 from autosparse.cli import bench, compare, env, export, flops, methods, paper, recipes, report, train
 from autosparse.cli import eval as eval_verb
+from autosparse.common.output import unbreakable_output
 
 # What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a bug: traceback.
 USER_ERRORS = (ValueError, TypeError, RuntimeError, ImportError, OSError)
@@ -52,7 +53,13 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a verb; a user's error becomes one line on stderr and exit code 2."""
+    """Run a verb; a user's error becomes one line on stderr and exit code 2, and a closed output is no error."""
+    with unbreakable_output():
+        run_verb(arguments)
+
+
+def run_verb(arguments: Sequence[str] | None) -> NoReturn:
+    """Run a verb and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # `--debug` is taken from any place, so that it can be appended to a command that has just failed
     debug = "--debug" in words or os.environ.get("AUTOSPARSE_DEBUG", "0") not in ("", "0")

@@ -17,22 +17,26 @@ if TYPE_CHECKING:
 MODELS = ("resnet50", "mobilenet_v1", "transformer")
 HELP = """Time inference: ours, torch eager, torch.compile, and dense onnxruntime with the same threads, in turn in one process.
 
-WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), or
-the folder of a finished run, taken as it is. On one thread processor time is measured, on more the wall clock; ratios are
-of the least times. Transformers are timed translating greedily, a token at a time, with the vocabulary layer dense as
-recipes leave it, and pruned like the rest. What is measured of a run goes into its bench.json, where its model card finds it.
+WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), your
+own module:function with --inputs, pruned likewise, or the folder of a finished run, taken as it is. On one thread processor
+time is measured, on more the wall clock; ratios are of the least times. Transformers are timed translating greedily, a token
+at a time, with the vocabulary layer dense as recipes leave it, and pruned like the rest. What is measured of a run goes into
+its bench.json, where its model card finds it.
 
 Examples:
 
   autosparse bench infer resnet50 mobilenet_v1 --batch 1 --threads 1 --out speed.json
+
+  autosparse bench infer mynet:build --inputs mynet:batch --batch 8
 
   autosparse bench infer runs/digits
 """
 
 
 def run(
-    what: list[str] = typer.Argument(None, metavar="[WHAT]...", help="Built-in models or run folders; all three by default."),
+    what: list[str] = typer.Argument(None, metavar="[WHAT]...", help="Built-in models, module:function or run folders."),
     sparsity: str = typer.Option("0.8,0.9,0.95", help="Fractions of zeros for built-in models."),
+    inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch, for a model of your own."),
     batch: str = typer.Option("1,8,32", help="Samples at a time."),
     threads: str = typer.Option("1,2", help="Numbers of threads."),
     rounds: int = typer.Option(15, help="Timed calls of each contestant."),
@@ -60,7 +64,7 @@ def run(
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}
     for name in names:
-        for measured in measure_all(name, sparsities, *sizes, rounds, compiled):
+        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs):
             show(measured)
             if layers:
                 for title, table in measured.layers.items():
@@ -112,10 +116,10 @@ def show_layers(title: str, table: list[LayerChoice]) -> None:
 
     typer.echo(f"\n{title}")
     Table(
-        ["layer", "kind", "weights", "density", "computed", "us"],
+        ["layer", "kind", "weights", "density", "computed", "us", "why torch"],
         [
             [row.name, row.kind, row.weights, row.density, row.how,
-             "" if row.microseconds is None else f"{row.microseconds:.0f}"]
+             "" if row.microseconds is None else f"{row.microseconds:.0f}", row.reason]
             for row in table
         ],
     ).show()  # fmt: skip

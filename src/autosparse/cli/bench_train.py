@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 MODES = ("auto", "dense", "sparse")
 HELP = """Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
 
-WHAT is a built-in model, your own module:function that returns one for images, or the folder of a finished run: then its
-model trains on a batch of its own data, with masks by magnitude at the density that the run has learned for each layer.
-A step is the whole of it: threshold gradients, optimizer, new masks. Ratios are of dense torch's time over ours.
+WHAT is a built-in model, your own module:function that returns one (for images, or with --inputs for anything; then the
+loss is the mean square of its outputs), or the folder of a finished run: then its model trains on a batch of its own data,
+with masks by magnitude at the density that the run has learned for each layer. A step is the whole of it: threshold
+gradients, optimizer, new masks. Ratios are of dense torch's time over ours.
 
 Examples:
 
@@ -29,6 +30,8 @@ Examples:
   autosparse bench train transformer --tokens 1024 --sparsity 0.9 --layers
 
   autosparse bench train mynet:build --image 3,224,224 --alpha 0.5
+
+  autosparse bench train mynet:build --inputs mynet:batch --method rigl --sparsity 0.9
 """
 
 
@@ -45,6 +48,10 @@ def run(
         1, min=1, help="With alpha: make that gradient at every k-th step only; the mean of k steps is timed."
     ),
     backward_sparsity: float = typer.Option(0.0, help="With alpha: make no gradient for this fraction of smallest weights."),
+    method: str = typer.Option(
+        "autosparse", help="Another method, such as rigl or random; the mean of a whole update cycle is timed."
+    ),
+    inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch: for models of any input."),
     compute: str = typer.Option("auto", help="auto, sparse, dense: how AutoSparse's layers run; several take turns."),
     layer_by_layer: bool = typer.Option(False, "--layer-by-layer", help="Do not fuse batch norms with convolutions."),
     exclude: str = typer.Option("", help="Layers to leave dense, such as fc or output, separated by commas."),
@@ -82,10 +89,12 @@ def run(
         exclude=tuple(words(exclude)),
         default_malloc=default_malloc,
         cpu_time=cpu_time,
+        method=method,
+        inputs=inputs,
     )
     task = prepare(settings)
     begins: list[float | None] = [None] if task.densities is not None else [*fractions(sparsity)]
-    measure(task, settings, [Start(begin, mode) for begin in begins for mode in modes], rounds, memory, layers, out)
+    measure(task, settings, [Start(begin, mode, method) for begin in begins for mode in modes], rounds, memory, layers, out)
 
 
 run.__doc__ = HELP
@@ -147,9 +156,9 @@ def show_layers(title: str, table: list[LayerPlan]) -> None:
 
     typer.echo(f"\n{title}")
     Table(
-        ["layer", "weight", "density", "sparse passes", "ms dense", "ms as run (planner)"],
+        ["layer", "weight", "density", "computed", "ms dense", "ms as run (planner)"],
         [
-            [row.name, "x".join(map(str, row.shape)), row.density, ", ".join(row.passes) or "none",
+            [row.name, "x".join(map(str, row.shape)), row.density, str(row),
              milliseconds(row.dense_seconds), milliseconds(row.seconds)]
             for row in table
         ],

@@ -74,7 +74,7 @@ run.__doc__ = HELP
 
 
 def method_names(text: str | None) -> list[str]:
-    """`a,b` as a list; `all` stands for every method."""
-    from autosparse.methods import list_methods
+    """`a,b` as a list; `all` stands for every method that can start from the dense network of a recipe."""
+    from autosparse.methods import METHODS, list_methods
 
-    return list(list_methods()) if text == "all" else words(text)
+    return [name for name in list_methods() if not METHODS[name]().traits.needs_zeros] if text == "all" else words(text)

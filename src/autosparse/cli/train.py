@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from autosparse.recipes.recipe import Recipe
 
 DEFAULT = "digits"
+NAMED_LAYERS = 5  # of those that skip zeros, in the summary
 HELP = """Train a recipe; with none, the embedded default: a small net on scikit-learn's digits.
 
 Examples:
@@ -26,7 +28,7 @@ Examples:
 
   autosparse train --resume --out runs/first
 
-  torchrun --nproc-per-node 2 -m autosparse train cifar10-resnet20 --set data.path=DIR
+  torchrun --nproc-per-node 2 --max-restarts 3 -m autosparse train cifar10-resnet20 --set data.path=DIR
 """
 
 
@@ -35,25 +37,46 @@ def run(
     changes: list[str] = typer.Option([], "--set", metavar="A.B=C", help="Change a value of the recipe; repeatable."),
     out: Path | None = typer.Option(None, help="Folder of the run; runs/NAME by default. One that exists is refused."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, bit for bit."),
+    start_or_resume: bool | None = typer.Option(
+        None,
+        "--start-or-resume/--no-start-or-resume",
+        help="Start the run, or go on with it if the folder holds it already; the default under torchrun.",
+        show_default=False,
+    ),
+    initial_weights: Path | None = typer.Option(
+        None, help="Start from these weights: the folder of a finished run, a .safetensors file, or a sparse file."
+    ),
+    initial_zeros: bool = typer.Option(False, "--initial-zeros", help="Start with their zeros as pruned weights."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress, no summary."),
     report: bool = typer.Option(True, help="Write the HTML report at the end."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.common.allowed import allow
     from autosparse.recipes.loading import load_recipe
+    from autosparse.training.folder import RunFolder
+    from autosparse.training.repair import is_intact
     from autosparse.training.run import train
     from autosparse.training.session import Diverged
     from autosparse.training.signals import Stopped, stop_with_parent
 
     stop_with_parent()
     allow(allow_code)
-    if recipe is None and resume and out is not None and (out / "recipe.yaml").exists():
-        recipe = str(out / "recipe.yaml")
-    chosen = load_recipe(recipe or DEFAULT, changes)
+    if initial_weights is not None:
+        changes = [*changes, f"initial_weights={initial_weights}"]
+    if initial_zeros:
+        changes = [*changes, "initial_zeros=true"]
+    if start_or_resume is None:
+        start_or_resume = under_torchrun() and not resume
+    may_resume = resume or start_or_resume
+    if recipe is None and may_resume and out is not None and (out / "recipe.yaml").exists():
+        chosen = RunFolder(out).load_recipe(changes)
+    else:
+        chosen = load_recipe(recipe or DEFAULT, changes)
     folder = out or Path("runs") / chosen.name
-    complete = resume and (folder / "result.json").exists()
+    complete = may_resume and is_intact(RunFolder(folder))
+    command = ["autosparse", *sys.argv[1:]]
     try:
-        result = train(chosen, folder, resume=resume, quiet=quiet, command=["autosparse", *sys.argv[1:]])
+        result = train(chosen, folder, resume=resume, start_or_resume=start_or_resume, quiet=quiet, command=command)
     except Stopped as stopped:
         typer.echo(f"{stopped}", err=True)
         raise typer.Exit(stopped.code) from None
@@ -71,10 +94,13 @@ def run(
 run.__doc__ = HELP
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun started this process, which starts it again after a failure, with the same words."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def leads() -> bool:
     """Whether this is the process that writes."""
-    import os
-
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -106,12 +132,28 @@ def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
             f"  {'Train F':<15} {result['train_fraction']:.3f}    multiply-adds spent in training, of those of a dense run",
             f"  {'Test F':<15} {result['test_fraction']:.3f}    multiply-adds of one prediction, of the dense model's",
         ]
+        lines += speed_lines(result)
     lines += ["", f"  {'model':<15} {folder / 'model.safetensors'}"]
     page = folder / "report" / "report.html"
     if page.exists():
         lines.append(f"  {'report':<15} {page}")
     lines += ["", "What to try next", *next_steps(recipe, folder)]
     return "\n".join(lines)
+
+
+def speed_lines(result: dict[str, Any]) -> list[str]:
+    """Whether the zeros saved time, and which layers skipped them."""
+    speed = result.get("speed")
+    if not speed:
+        return []
+    ours, dense = speed["milliseconds"], speed["dense_milliseconds"]
+    slower = "" if dense >= ours else ": dense would have been faster"
+    lines = [f"  {'speed':<15} {dense / ours:.2f}x    {ours:.3g} ms per step, dense training about {dense:.3g} ms{slower}"]
+    skipping = [layer["name"] for layer in result["layers"] if not layer["computed"].startswith("dense")]
+    named = ", ".join(skipping[:NAMED_LAYERS]) + (" ..." if len(skipping) > NAMED_LAYERS else "")
+    reasons = ", ".join(f"{count} {reason}" for reason, count in speed["reasons"].items())
+    lines.append(f"  {'':<15} {len(skipping)} of {len(result['layers'])} layers skip zeros" + (f": {named}" if named else ""))
+    return lines + ([f"  {'':<15} dense: {reasons}"] if reasons else [])
 
 
 def next_steps(recipe: Recipe, folder: Path) -> list[str]:

@@ -47,6 +47,8 @@ def tiles(run: Run) -> str:
         shown.append(("Test F", f"{row.test_fraction:.3f}", "of the dense FLOPs of one forward pass"))
     if run.is_dense and (loss := run.last("loss")) is not None:
         shown.append(("Training loss", f"{loss:.4g}", "mean of the last epoch"))
+    if (speed := (run.result or {}).get("speed")) and not run.is_dense:
+        shown.append(_speed_tile(speed))
     if row.seconds is not None:
         shown.append(("Time", duration(row.seconds), f"{len(run.metrics)} epochs"))
     boxes = "".join(
@@ -54,6 +56,14 @@ def tiles(run: Run) -> str:
         for name, value, small in shown
     )
     return f'<div class="tiles">{boxes}</div>' if boxes else ""
+
+
+def _speed_tile(speed: Mapping[str, Any]) -> tuple[str, str, str]:
+    """How many times as fast as dense training, in either direction."""
+    ours, dense = float(speed["milliseconds"]), float(speed["dense_milliseconds"])
+    verdict = "" if dense >= ours else "dense would have been faster: "
+    times = f"{verdict}{ours:.3g} ms per step, dense about {dense:.3g} ms; "
+    return "Speed", f"{dense / ours:.2f}x", f"{times}{int(speed['skipping'])} of {int(speed['layers'])} layers skip zeros"
 
 
 def banner(run: Run, label: str = "") -> str:
@@ -122,8 +132,8 @@ def layer_table(run: Run) -> str:
         ]
         name = f'<th scope="row">{escape(str(layer["name"]))}</th><td>{escape(str(layer.get("kind", "")))}</td>'
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        body.append(f"<tr>{name}{figures}</tr>")
-    heads = ["Layer", "Kind", "Weights", "Zeros", "S %", "Threshold", "MACs dense", "MACs sparse"]
+        body.append(f"<tr>{name}{figures}<td>{escape(str(layer.get('computed', '')))}</td></tr>")
+    heads = ["Layer", "Kind", "Weights", "Zeros", "S %", "Threshold", "MACs dense", "MACs sparse", "Computed"]
     return fold(f"Layers in figures ({len(body)})", _table(heads, body, 2))
 
 
