@@ -1,20 +1,23 @@
-# make run | test | lint | slow | docs | clean: everything happens in .venv, which the first target creates.
+# make run | test | lint | slow | chaos | soak | docs | clean: everything happens in .venv, which the first target creates.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
+ZOO := $(VENV)/.zoo
 NATIVE := src/autosparse/kernels/native
 WORKERS ?= 2
 FILES := src tests examples benchmarks docs build_backend
 # Several single-threaded test processes use the cores better than one process with many threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-.PHONY: run test lint slow compare docs clean help
+.PHONY: run test lint slow chaos soak zoo zoo-times compare docs clean help
 
 help:
 	@echo "make run    train a dense and a sparse net on the digits of scikit-learn, write a report"
 	@echo "make test   the quick tests        make slow   the long ones"
+	@echo "make chaos  kills, full disks, fuzzed files, threads: 45 minutes        make soak   a server under load: 10 minutes"
 	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
+	@echo "make zoo    train, resume and deploy networks of other people; finished ones are skipped"
 	@echo "make compare   train all methods on the digits and print one table"
 	@echo "make docs   build the documentation in build/site, warnings are errors"
 
@@ -22,10 +25,30 @@ run: $(KERNELS)
 	$(BIN)/autosparse train --out runs/digits-$$(date +%Y%m%d-%H%M%S)
 
 test: $(KERNELS)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not chaos"
 
 slow: $(KERNELS)
 	$(PYTEST) -m slow
+
+# timm needs a torchvision that imports; where it does not, the tests stand in for it.
+$(ZOO): $(KERNELS)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[zoo]"
+	$(BIN)/python -m tests.zoo.torchvision_stand_in
+	@touch $@
+
+zoo: $(ZOO)
+	$(BIN)/python -m tests.zoo; green=$$?; $(BIN)/python docs/make_zoo_table.py && exit $$green
+
+zoo-times: $(ZOO)
+	$(BIN)/python -m tests.zoo.times
+
+# CHAOS_SEED=7 repeats a run, CHAOS_SCALE=0.1 makes a tenth of the trials, ONLY=kills runs the parts with this in their name.
+chaos: $(KERNELS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load --maxschedchunk 1 -m chaos tests/chaos $(if $(ONLY),-k "$(ONLY)")
+
+SECONDS ?= 600
+soak: $(KERNELS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak --seconds $(SECONDS)
 
 compare: $(KERNELS)
 	$(BIN)/autosparse compare digits --methods all --sparsity 0.9 --out runs/compare-methods

@@ -1,0 +1,59 @@
+"""A damaged state of a Sparsifier is taken whole or refused whole."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from hypothesis import given, seed, settings
+
+import autosparse
+from autosparse import Sparsifier
+
+from ..conftest import Loop, small_net
+from ..states import differences
+from .changes import as_lists, change_values, edits
+from .checks import SETTINGS, watched
+
+EXAMPLES = 60
+
+
+def trained() -> Loop:
+    torch.manual_seed(0)
+    loop = Loop(small_net(), autosparse.AutoSparse(alpha=0.75, target_sparsity=0.6), epochs=3, steps=3)
+    loop.epoch()
+    return loop
+
+
+def take_or_refuse(sp: Sparsifier, state: Any) -> bool:
+    """Whether the state was taken; after a refusal everything is as it was."""
+    before = copy.deepcopy(sp.state_dict())
+    with watched():
+        try:
+            sp.load_state_dict(state)
+        except ValueError:
+            assert differences(before, sp.state_dict()) == []
+            return False
+    return True
+
+
+def fuzz_states(examples: int, number: int | None = None) -> int:
+    """How many of the damaged states were taken."""
+    loop, taken = trained(), 0
+    good = as_lists(loop.sp.state_dict())
+    loop.sp.load_state_dict(good)
+
+    @settings(max_examples=examples, **SETTINGS)
+    @given(edits)
+    def check(changes: list[tuple[str, int, int, Any]]) -> None:
+        nonlocal taken
+        taken += take_or_refuse(loop.sp, change_values(good, changes))
+        loop.sp.load_state_dict(good)
+
+    (check if number is None else seed(number)(check))()
+    return taken
+
+
+def test_damaged_states_change_nothing() -> None:
+    fuzz_states(EXAMPLES)
