@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "supported.md"
 
 # Methods whose sharded runs that test covers (SHARDED in tests/robustness/distributed_worker.py); a new one must join them.
-SHARDED_HERE = ("autosparse", "str")
+SHARDED_HERE = ("autosparse", "str", "st3", "st3+ga", "feather", "feather+ga")
 # column: the test that proves a "yes"; [] at its end means that it has a case for every method that it covers
 TESTS = {
     "AMP": "tests/every_method/test_training.py::test_steps_in_bfloat16_autocast[]",
@@ -22,15 +22,17 @@ TESTS = {
     "FSDP2": "tests/robustness/test_distributed.py::test_fsdp2_equals_one_process",
     "accumulation": "tests/test_docs.py::test_accumulated_batches_equal_the_whole_batch[]",
     "resume": "tests/every_method/test_processes.py::test_resume_in_a_new_process_is_bit_exact",
+    "other devices": "tests/devices/test_every_method.py::test_trains_as_on_the_cpu[]",
     "kernels": "tests/compute/test_compute.py::test_sparse_compute_trains_like_dense[]",
 }
 HEAD = """# Supported combinations
 
 Written by `docs/make_support_table.py` from the tests: a "yes" means that a test runs this method in this combination.
-All of them run on the CPU; nothing here was run on CUDA or another device.
+Nothing here was run on CUDA, MPS or other real hardware. "Other devices" were tried on a pretended one: tensors
+with a device type of their own, which refuse to mix with CPU tensors, count what the host reads and compute on the CPU inside.
 
-| method | AMP | compile | DDP | FSDP2 | accumulation | resume | kernels |
-|---|---|---|---|---|---|---|---|
+| method | AMP | compile | DDP | FSDP2 | accumulation | resume | other devices | kernels |
+|---|---|---|---|---|---|---|---|---|
 """
 TAIL = """
 What a "yes" means:
@@ -42,6 +44,7 @@ What a "yes" means:
 | DDP | two gloo processes, bit-identical weights, masks, thresholds and reports, although the ranks see different images |
 | FSDP2 | two gloo processes, equal to one process with the whole batch |
 | accumulation | two half batches per step equal the whole batch |
+| other devices | a run on the pretended device: losses as on the CPU, exact resume, one read per step unless masks change |
 | kernels | every gradient of a few steps on the sparse kernels equals dense torch's to rounding |
 | resume | a run that is stopped and resumed in a new process ends bit for bit like an uninterrupted one |
 
