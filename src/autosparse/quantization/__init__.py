@@ -1,0 +1,1 @@
+"""Integers for real numbers: ranges of activations, scales of weights, and training that feels both."""
