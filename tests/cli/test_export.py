@@ -99,6 +99,29 @@ def test_what_is_printed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert Path("half/small.safetensors").stat().st_size < 0.8 * size
 
 
+INT8 = (
+    LOAD["safetensors"]
+    + """
+import onnxruntime
+session = onnxruntime.InferenceSession("run/export/model.onnx")
+accuracy(lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0]))
+"""
+)
+
+
+def test_int8_files_lose_little_accuracy(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    assert export("run", "--dtype", "int8") == 0
+    assert export("run", "--format", "onnx", "--dtype", "int8", "--calibration-samples", "100") == 0
+    assert "ranges from 100 training samples" in capsys.readouterr().out
+    finished = subprocess.run([sys.executable, "-c", SCORE + INT8], capture_output=True, text=True, check=True)
+    expected = json.loads((run_folder / "result.json").read_text())["accuracy"]
+    assert [float(line) for line in finished.stdout.split()] == pytest.approx([expected, expected], abs=0.02)
+    size = (run_folder / "export/model.sparse.safetensors").stat().st_size
+    assert size < 0.35 * (run_folder / "model.safetensors").stat().st_size
+
+
 def test_existing_files_need_force(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("safetensors", "torch", "hub"):
         assert export("run", "--format", kind) == 0
@@ -112,10 +135,13 @@ def test_existing_files_need_force(run_folder: Path, capsys: pytest.CaptureFixtu
 def test_wrong_options(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("run", "--format", "zip") == 2
     assert "--format zip is not known; give safetensors, torch, onnx, hub" in capsys.readouterr().err
-    assert export("run", "--dtype", "int8") == 2
-    assert "'int8' is not known; give fp32, fp16, bf16" in capsys.readouterr().err
+    assert export("run", "--dtype", "int4") == 2
+    assert "--dtype 'int4' is not known; give float32, bfloat16, float16, int8" in capsys.readouterr().err
     assert export("run", "--format", "onnx", "--dtype", "fp16") == 2
-    assert "which computes in fp32" in capsys.readouterr().err
+    assert "--dtype float16 does not go with --format onnx: give float32 or int8" in capsys.readouterr().err
+    assert export("run", "--format", "torch", "--dtype", "int8") == 2
+    assert "--dtype int8 does not go with --format torch: give float32, bfloat16 or float16" in capsys.readouterr().err
+    assert export("run", "--calibration-samples", "0") == 2
     assert not (run_folder / "export").exists()
 
 

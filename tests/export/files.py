@@ -35,6 +35,7 @@ def resign(contents: dict[str, Any], parts: Parts) -> None:
     """Give every tensor the checksum of what is there, as a hostile writer would."""
     for name, entry in contents["tensors"].items():
         names = [name + end for end in (":blocks", ":mask", ":values")] if entry.get("stored") == "sparse" else [name]
+        names += [name + ":scales"] * (name + ":scales" in parts)
         if all(part in parts for part in names):
             entry["sha256"] = digest(*(parts[part] for part in names))
 
@@ -50,6 +51,23 @@ def example() -> tuple[dict[str, Any], Parts]:
     entry = {"dtype": "F32", "values": "F32", "sha256": ""}
     tensors = {"w": {"stored": "sparse", "shape": [4, 5], **entry}, "b": {"stored": "dense", "shape": [3], **entry}}
     contents: dict[str, Any] = {"version": 1, "tensors": tensors, "tied": {"again": "w"}}
+    resign(contents, parts)
+    return contents, parts
+
+
+def quantized_example() -> tuple[dict[str, Any], Parts]:
+    """The int8 example of docs/format.md: 20 elements, 5 and -2 among zeros, with the scales 0.5, 1, 1 and 2; a dense one beside."""
+    parts: Parts = {
+        "w:blocks": np.array([0x05], np.uint8),
+        "w:mask": np.array([0x02, 0x04], np.uint8),
+        "w:values": np.array([10, -1], np.int8),
+        "w:scales": np.array([0.5, 1, 1, 2], np.float32),
+        "b": np.array([[127, -127], [1, 0]], np.int8),
+        "b:scales": np.array([1, 0.25], np.float32),
+    }
+    entry = {"dtype": "F32", "values": "I8", "sha256": ""}
+    tensors = {"w": {"stored": "sparse", "shape": [4, 5], **entry}, "b": {"stored": "dense", "shape": [2, 2], **entry}}
+    contents: dict[str, Any] = {"version": 2, "tensors": tensors, "tied": {"again": "w"}}
     resign(contents, parts)
     return contents, parts
 

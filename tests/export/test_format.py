@@ -180,16 +180,18 @@ def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
 
 def test_half_precision_never_widens_or_overflows(tmp_path: Path) -> None:
     half = {"w": sparse_tensor((64, 64), 0.9, torch.bfloat16)}
-    for dtype in ("fp32", "fp16", "bf16"):
+    for dtype in ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"):
         save_sparse(half, tmp_path / dtype, dtype=dtype)
         assert_same(load_sparse(tmp_path / dtype), half)
-    with pytest.raises(ValueError, match=r"w has numbers beyond the range of torch.float16: use bf16"):
+    with pytest.raises(ValueError, match=r"w has numbers beyond the range of torch.float16: use bfloat16"):
         save_sparse({"w": torch.full((2, 2), 1e5)}, tmp_path / "large", dtype="fp16")
     infinite = {"w": torch.full((2, 2), float("inf"))}
     save_sparse(infinite, tmp_path / "infinite", dtype="fp16")
     assert_same(load_sparse(tmp_path / "infinite"), infinite)
-    with pytest.raises(ValueError, match=r"'int8' is not known; give fp32, fp16, bf16"):
-        save_sparse(half, tmp_path / "other", dtype="int8")
+    with pytest.raises(ValueError, match=r"'int9' is not known; give float32, bfloat16, float16, int8; did you mean 'int8'"):
+        save_sparse(half, tmp_path / "other", dtype="int9")
+    with pytest.raises(ValueError, match=r"torch.int16 is not known; give float32"):
+        save_sparse(half, tmp_path / "other", dtype=torch.int16)
 
 
 def test_a_model_that_is_still_sparsified_is_refused(tmp_path: Path, net: nn.Module) -> None:
@@ -266,11 +268,11 @@ def test_what_is_loaded_does_not_hang_on_the_file(tmp_path: Path) -> None:
     assert_same(loaded, state)
 
 
-def test_the_pages_ten_lines_read_it_without_autosparse(tmp_path: Path) -> None:
+def test_the_pages_twelve_lines_read_it_without_autosparse(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", FORMAT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (reader,) = [block for block in blocks if "def read" in block]
     function = reader[reader.index("def read") :]
-    assert len(function.splitlines()) == 10
+    assert len(function.splitlines()) == 12
     weight, half = sparse_tensor((30, 41), 0.9), sparse_tensor((30, 41), 0.8, torch.float16)
     state = {
         "w": weight,
@@ -291,6 +293,10 @@ for name in arrays:
     assert arrays[name].shape == expected[name].shape
 assert not {"autosparse", "torch"} & set(sys.modules)
 """
+    subprocess.run([sys.executable, "-c", reader + check], cwd=tmp_path, check=True)
+    state["half"] = half.float()
+    save_sparse(state, tmp_path / "model", dtype="int8", force=True)
+    np.savez(tmp_path / "expected.npz", **{name: tensor.numpy() for name, tensor in load_sparse(tmp_path / "model").items()})
     subprocess.run([sys.executable, "-c", reader + check], cwd=tmp_path, check=True)
     save_sparse(state, tmp_path / "model", dtype="bf16", force=True)
     pytest.importorskip("ml_dtypes")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from autosparse.export import load_sparse, save_sparse
 
-from .files import Parts, example, resign, seal, write
+from .files import Parts, example, quantized_example, resign, seal, write
 
 HUGE = 2**40
 
@@ -96,9 +96,10 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("a missing part", lambda c, p: p.__delitem__("w:mask"), "not those of its table"),
     ("tensors that are no table", table(tensors=[]), "not made of tensors"),
     ("an entry that is none", table(tensors={"w": 3}), "must have"),
-    ("an unknown version", table(version=2), "version 2, this release reads 1"),
+    ("an unknown version", table(version=3), "version 3, this release reads 1 and 2"),
     ("a version that is no number", table(version=True), "version True"),
     ("unknown keys", table(code="import os"), "unknown keys"),
+    ("int8 in the first version", entry(values="I8"), "numbers of I8 do not become F32"),
     ("tied to nothing", table(tied={"again": "nothing"}), "not there"),
     ("tied to a list", table(tied={"again": ["w"]}), "not there"),
     ("tied in a circle", table(tied={"one": "two", "two": "one"}), "not there"),
@@ -118,7 +119,42 @@ def test_hostile_files_with_right_checksums(tmp_path: Path, change: Change, beca
     refused(write(tmp_path / "file", contents, parts), because)
 
 
-def test_altered_data_fails_its_checksum(tmp_path: Path) -> None:
+def scales(values: list[float], dtype: str = "float32") -> Change:
+    return part("w:scales", values, dtype)
+
+
+QUANTIZED: list[tuple[str, Change, str]] = [
+    ("a scale of zero", scales([0.5, 0, 1, 2]), "scales must be finite numbers above zero"),
+    ("a negative scale", scales([0.5, -1, 1, 2]), "scales must be finite numbers above zero"),
+    ("a scale that is no number", scales([0.5, float("nan"), 1, 2]), "scales must be finite"),
+    ("an infinite scale", scales([0.5, float("inf"), 1, 2]), "scales must be finite"),
+    ("a scale that makes numbers infinite", scales([0.5, 3e37, 1, 2]), "scales must be finite"),
+    ("a scale too large for float16", lambda c, p: (entry(dtype="F16")(c, p), scales([1, 1, 1, 600])(c, p)), "scales must be"),
+    ("too few scales", scales([0.5, 1, 1]), "sizes and dtypes"),
+    ("scales of another dtype", scales([0.5, 1, 1, 2], "float64"), "sizes and dtypes"),
+    ("no scales", lambda c, p: p.__delitem__("w:scales"), "not those of its table"),
+    ("an integer below -127", part("w:values", [10, -128], "int8"), "between -127 and 127"),
+    ("a dense integer below -127", part("b", [[1, 2], [3, -128]], "int8"), "between -127 and 127"),
+    ("unsigned integers", part("w:values", [10, 255]), "sizes and dtypes"),
+    ("a vector", entry(shape=[20]), "two or more sides"),
+    ("integers that become integers", entry(dtype="I8"), "not stored sparse"),
+    ("integers that become complex", entry(dtype="C64"), "do not become"),
+    ("scales of floats", lambda c, p: entry(values="F32")(c, p), "not those of its table"),
+    ("a huge shape", entry(shape=[HUGE, 2]), "sizes and dtypes"),
+    ("a name kept for scales", renamed("b:scales"), "names are words"),
+]
+
+
+@pytest.mark.parametrize(("change", "because"), [each[1:] for each in QUANTIZED], ids=[each[0] for each in QUANTIZED])
+def test_hostile_int8_files_with_right_checksums(tmp_path: Path, change: Change, because: str) -> None:
+    contents, parts = quantized_example()
+    change(contents, parts)
+    resign(contents, parts)
+    refused(write(tmp_path / "file", contents, parts), because)
+
+
+@pytest.mark.parametrize("example", [example, quantized_example])
+def test_altered_data_fails_its_checksum(tmp_path: Path, example: Callable[[], tuple[dict[str, Any], Parts]]) -> None:
     contents, parts = example()
     for name in parts:
         changed = {**parts, name: np.copy(parts[name])}
@@ -167,14 +203,14 @@ def test_a_claim_of_the_headers_own(tmp_path: Path) -> None:
     refused(tmp_path / "file", "not a whole safetensors file")
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, dict[str, Tensor]]:
+@pytest.fixture(scope="module", params=[None, "int8"])
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, dict[str, Tensor]]:
     path = tmp_path_factory.mktemp("good") / "file"
     weight = torch.randn(24, 30)
     weight[torch.rand(24, 30) < 0.9] = 0.0
     state = {"w": weight, "again": weight, "other": torch.where(weight > 1, weight, 0.0), "b": torch.randn(5)}
-    save_sparse(state, path)
-    return path, path.read_bytes(), state
+    save_sparse(state, path, dtype=request.param)
+    return path, path.read_bytes(), load_sparse(path)
 
 
 def loaded_or_refused(path: Path) -> dict[str, Tensor] | None:
@@ -249,7 +285,7 @@ leaves = st.one_of(
     st.integers(-(2**65), 2**65),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["F32", "F16", "U8", "dense", "sparse", "w", "b", "w:mask"]),
+    st.sampled_from(["F32", "F16", "U8", "I8", "dense", "sparse", "w", "b", "w:mask"]),
     st.lists(st.integers(-2, 2**41), max_size=4),
     st.dictionaries(st.sampled_from(["w", "b", "..", "stored"]), st.integers(0, 3), max_size=3),
 )
@@ -260,9 +296,8 @@ edits = st.lists(
 )
 
 
-def check_forgeries(examples: int, path: Path) -> None:
+def check_forgeries(examples: int, path: Path, original: dict[str, Any], original_parts: Parts) -> None:
     """Tables and parts edited at will and signed again: refused, or a state whose shapes are those claimed."""
-    original, original_parts = example()
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(edits)
@@ -297,8 +332,9 @@ def test_mutated_files_are_refused_or_the_same(good: tuple[Path, bytes, dict[str
     check_mutations(400, good)
 
 
-def test_forged_files_are_refused_or_consistent(tmp_path: Path) -> None:
-    check_forgeries(300, tmp_path / "file")
+@pytest.mark.parametrize("example", [example, quantized_example])
+def test_forged_files_are_refused_or_consistent(tmp_path: Path, example: Callable[[], tuple[dict[str, Any], Parts]]) -> None:
+    check_forgeries(300, tmp_path / "file", *example())
 
 
 @pytest.mark.slow
@@ -307,5 +343,6 @@ def test_thousands_of_mutations(good: tuple[Path, bytes, dict[str, Tensor]]) -> 
 
 
 @pytest.mark.slow
-def test_thousands_of_forgeries(tmp_path: Path) -> None:
-    check_forgeries(5_000, tmp_path / "file")
+@pytest.mark.parametrize("example", [example, quantized_example])
+def test_thousands_of_forgeries(tmp_path: Path, example: Callable[[], tuple[dict[str, Any], Parts]]) -> None:
+    check_forgeries(5_000, tmp_path / "file", *example())

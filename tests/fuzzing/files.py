@@ -18,7 +18,7 @@ import yaml
 
 from autosparse.data.idx import read_idx
 from autosparse.data.tokenizer import read_tokenizer
-from autosparse.export import SparseModel, load_sparse
+from autosparse.export import SparseModel, load_sparse, save_sparse
 from autosparse.methods.autotune import AutoTune
 from autosparse.recipes.loading import load_recipe
 from autosparse.serving import deploy, load_deployed
@@ -134,6 +134,7 @@ def targets(folder: Path) -> list[Target]:
         Target("a stopped run's metrics", stopped, "metrics.jsonl", read_stopped, LINES),
         Target("a checkpoint", stopped, "checkpoints/last.pt", read_stopped, TORCH),
         Target("a sparse file", FIXTURES / "files" / "tied.safetensors", "tied.safetensors", read_sparse),
+        Target("an int8 file", write_int8(folder / "int8.safetensors"), "int8.safetensors", read_int8),
         Target("a hub folder's config", hub, "config.json", read_hub, JSON),
         Target("a hub folder's weights", hub, "model.safetensors", read_hub),
         Target("a prepared model's description", prepared, "deployment.json", read_prepared, SEALED),
@@ -146,6 +147,17 @@ def targets(folder: Path) -> list[Target]:
 
 def read_sparse(folder: Path) -> object:
     return load_sparse(folder / "tied.safetensors")
+
+
+def read_int8(folder: Path) -> object:
+    return load_sparse(folder / "int8.safetensors")
+
+
+def write_int8(path: Path) -> Path:
+    """A sparse weight, a dense one and a vector."""
+    weight = torch.arange(-50.0, 50.0).reshape(4, 25)
+    save_sparse({"sparse": weight * (weight > 40), "dense": weight, "bias": weight[0]}, path, dtype="int8")
+    return path
 
 
 def write_prepared(folder: Path) -> Path:

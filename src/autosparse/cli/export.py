@@ -16,15 +16,25 @@ if TYPE_CHECKING:
 
 NAMES = {"safetensors": "model.sparse.safetensors", "torch": "model.pt", "onnx": "model.onnx", "hub": "hub"}
 SAMPLES = 8  # real inputs that ONNX is compared on
+DTYPES = {
+    "safetensors": ("float32", "bfloat16", "float16", "int8"),
+    "hub": ("float32", "bfloat16", "float16", "int8"),
+    "torch": ("float32", "bfloat16", "float16"),
+    "onnx": ("float32", "int8"),
+}
 HELP = """Export a finished run for others to load: safetensors (sparse and small), torch, onnx, or hub (Hugging Face).
 
 Examples:
 
   autosparse export runs/digits
 
-  autosparse export runs/digits --dtype fp16 --out digits.safetensors
+  autosparse export runs/digits --dtype float16 --out digits.safetensors
+
+  autosparse export runs/digits --dtype int8
 
   autosparse export runs/digits --format onnx
+
+  autosparse export runs/digits --format onnx --dtype int8
 
   autosparse export runs/digits --format hub --out digits-sparse
 """
@@ -35,28 +45,35 @@ def run(
     kind: str = typer.Option("safetensors", "--format", help="safetensors, torch, onnx or hub."),
     out: Path | None = typer.Option(None, help="File to write, a folder for hub; RUN/export/... by default."),
     force: bool = typer.Option(False, "--force", help="Replace what is there."),
-    dtype: str | None = typer.Option(None, help="fp32, fp16 or bf16: precision of the weights; the run's own by default."),
+    dtype: str | None = typer.Option(
+        None, help="float32, bfloat16, float16 or int8 for the weights; the run's own by default."
+    ),
+    samples: int = typer.Option(
+        512, "--calibration-samples", min=1, help="Training samples that find the ranges of activations, for onnx with int8."
+    ),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    from autosparse.common.precisions import precision_name
+
     if kind not in NAMES:
         raise ValueError(f"--format {kind} is not known; give {', '.join(NAMES)}")
-    if kind == "onnx" and dtype not in (None, "fp32"):
-        raise ValueError(f"--dtype {dtype} does not go with --format onnx, which computes in fp32")
+    dtype = None if dtype is None else precision_name(dtype, "--dtype")
+    if dtype is not None and dtype not in DTYPES[kind]:
+        *first, last = DTYPES[kind]
+        raise ValueError(f"--dtype {dtype} does not go with --format {kind}: give {', '.join(first)} or {last}")
 
     from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
-    from autosparse.export.states import precision
     from autosparse.training.finished import open_finished
     from autosparse.training.folder import RunFolder
 
     allow(allow_code)
-    precision(dtype)
     target = out or folder / "export" / NAMES[kind]
     RunFolder(folder).check_finished()
     refuse_unwritable(target)
     finished = open_finished(folder)
     if kind == "onnx":
-        notes = write_onnx(finished, target, force)
+        notes = write_onnx(finished, target, force, samples if dtype == "int8" else None)
     else:
         notes = {"safetensors": write_sparse, "torch": write_torch, "hub": write_hub}[kind](finished, target, force, dtype)
     size = sum(file.stat().st_size for file in target.iterdir()) if target.is_dir() else target.stat().st_size
@@ -97,20 +114,28 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     return [f"from autosparse.export import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{argument})"]
 
 
-def write_onnx(finished: Finished, target: Path, force: bool) -> list[str]:
+def write_onnx(finished: Finished, target: Path, force: bool, samples: int | None) -> list[str]:
     from autosparse.common.files import refuse_existing
     from autosparse.data import TranslationData
-    from autosparse.export import save_onnx
+    from autosparse.export import save_onnx, save_onnx_int8
+    from autosparse.training.finished import calibration_batches
 
     refuse_existing(target, force)  # before the data is opened
     inputs = real_inputs(finished)
-    if isinstance(finished.recipe.data, TranslationData):
-        names, dynamic = ("source", "target"), [{0: "batch", 1: "source_length"}, {0: "batch", 1: "target_length"}]
+    translates = isinstance(finished.recipe.data, TranslationData)
+    names = ("source", "target") if translates else ("images",)
+    dynamic = [{0: "batch", 1: "source_length"}, {0: "batch", 1: "target_length"}] if translates else None
+    if samples is None:
         difference = save_onnx(finished.model, target, inputs, names=names, dynamic=dynamic, force=force)
-    else:
-        difference = save_onnx(finished.model, target, inputs, names=("images",), force=force)
+        return [
+            f"within {difference:.1e} of torch's outputs in onnxruntime, on {len(inputs[0])} real inputs; takes any batch size",
+            "zeros are stored and computed as numbers in ONNX: this file is for reach, not for size",
+        ]
+    batches = calibration_batches(finished, samples)
+    difference = save_onnx_int8(finished.model, target, inputs, batches, names=names, dynamic=dynamic, force=force)
     return [
-        f"within {difference:.1e} of torch's outputs in onnxruntime, on {len(inputs[0])} real inputs; takes any batch size",
+        f"int8 weights per channel, ranges from {sum(len(batch[0]) for batch in batches)} training samples; any batch size",
+        f"differs from torch's float32 outputs by {difference:.1%} (root mean square), on {len(inputs[0])} real inputs",
         "zeros are stored and computed as numbers in ONNX: this file is for reach, not for size",
     ]
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from autosparse.common.warnings import warn
 from autosparse.export.states import compact
+from autosparse.quantization.affine import WEIGHT_LIMIT, dequantize_weight
 
-VERSION = 1
+VERSION, QUANTIZED_VERSION = 1, 2  # files without int8 weights stay as the first version wrote them
 KEY = "autosparse"  # of the metadata; one key alone, since safetensors writes several in any order
-BLOCKS, MASK, VALUES = ":blocks", ":mask", ":values"
-SUFFIXES = (BLOCKS, MASK, VALUES)
+BLOCKS, MASK, VALUES, SCALES = ":blocks", ":mask", ":values", ":scales"
+SUFFIXES = (BLOCKS, MASK, VALUES, SCALES)
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -41,8 +42,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Integers of the same width: torch does not always copy floats bit for bit.
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = "I8"  # of a quantized weight: they become floats with one scale per row
 LARGEST = 2**48  # elements of a tensor, empty sides not counted: more than any memory holds
 SIDES = 32
 LONGEST_NAME = 1024
@@ -57,16 +59,21 @@ class Entry:
     stored: str  # "sparse" or "dense"
     shape: tuple[int, ...]
     dtype: str  # of the tensor as it is loaded
-    values: str  # of its numbers in the file; narrower where half precision was asked for
+    values: str  # of its numbers in the file; narrower where half precision or int8 was asked for
     sha256: str  # of its parts' bytes, one after the other
 
     @property
     def count(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def quantized(self) -> bool:
+        return self.values == INTEGERS and self.dtype in FLOATS
+
     def parts(self, name: str) -> list[str]:
         """The names of its pieces in the file, in the order of the checksum."""
-        return [name + suffix for suffix in SUFFIXES] if self.stored == "sparse" else [name]
+        numbers = [name + suffix for suffix in (BLOCKS, MASK, VALUES)] if self.stored == "sparse" else [name]
+        return numbers + [name + SCALES] * self.quantized
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ def mask_bytes(count: int) -> int:
 def write_layout(layout: Layout) -> str:
     """The metadata's text, closed with its own checksum."""
     tensors = {name: vars(entry) for name, entry in layout.tensors.items()}
-    content = {"version": VERSION, "tensors": tensors, "tied": layout.tied}
+    version = QUANTIZED_VERSION if any(entry.quantized for entry in layout.tensors.values()) else VERSION
+    content = {"version": version, "tensors": tensors, "tied": layout.tied}
     body = json.dumps(content, separators=(",", ":"))[:-1]
     return f'{body}{_SEAL}{hashlib.sha256(body.encode()).hexdigest()}"}}'
 
@@ -97,14 +105,16 @@ def read_layout(text: str) -> Layout:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its table of contents is not JSON ({type(error).__name__})") from None
     _expect(isinstance(content, dict) and "version" in content, "its table of contents has no version")
-    if content["version"] != VERSION or isinstance(content["version"], bool):
-        raise ValueError(f"it has version {str(content['version'])[:40]}, this release reads {VERSION}; update autosparse")
+    version = content["version"]
+    if version not in (VERSION, QUANTIZED_VERSION) or isinstance(version, bool):
+        known = f"{VERSION} and {QUANTIZED_VERSION}"
+        raise ValueError(f"it has version {str(version)[:40]}, this release reads {known}; update autosparse")
     body, _, seal = text.rpartition(_SEAL)
     _expect(seal == hashlib.sha256(body.encode()).hexdigest() + '"}', "its table of contents was altered (checksum)")
     _expect(content.keys() == {"version", "tensors", "tied", "sha256"}, "its table of contents has unknown keys")
     tensors, tied = content["tensors"], content["tied"]
     _expect(isinstance(tensors, dict) and isinstance(tied, dict), "its table of contents is not made of tensors")
-    layout = Layout({name: _entry(check_name(name), entry) for name, entry in tensors.items()}, tied)
+    layout = Layout({name: _entry(check_name(name), entry, version) for name, entry in tensors.items()}, tied)
     for name, target in tied.items():
         check_name(name)
         _expect(isinstance(target, str) and target in tensors, f"{name} is tied to a tensor that is not there")
@@ -124,7 +134,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _entry(name: str, entry: Any) -> Entry:
+def _entry(name: str, entry: Any, version: int) -> Entry:
     keys = set(Entry.__dataclass_fields__)
     _expect(isinstance(entry, dict) and entry.keys() == keys, f"the entry of {name} must have {', '.join(sorted(keys))}")
     shape, dtype, values = entry["shape"], entry["dtype"], entry["values"]
@@ -134,11 +144,14 @@ def _entry(name: str, entry: Any) -> Entry:
     _expect(entry["stored"] in ("sparse", "dense"), f"{name} is stored in an unknown way")
     for word in (dtype, values):
         _expect(isinstance(word, str) and word in DTYPES, f"{name} has an unknown dtype; known are {', '.join(DTYPES)}")
-    same = dtype == values
-    _expect(same or (dtype in FLOATS and values in FLOATS), f"{name}: numbers of {values} do not become {dtype}")
-    _expect(entry["stored"] == "dense" or values in FLOATS, f"{name}: {values} is not stored sparse")
     _expect(isinstance(entry["sha256"], str), f"the checksum of {name} is not text")
-    return Entry(entry["stored"], tuple(shape), dtype, values, entry["sha256"])
+    read = Entry(entry["stored"], tuple(shape), dtype, values, entry["sha256"])
+    quantized = read.quantized and version == QUANTIZED_VERSION
+    becomes = quantized or dtype == values or (dtype in FLOATS and values in FLOATS)
+    _expect(becomes, f"{name}: numbers of {values} do not become {dtype}")
+    _expect(read.stored == "dense" or quantized or values in FLOATS, f"{name}: {values} is not stored sparse")
+    _expect(not quantized or len(shape) > 1, f"{name}: int8 is for weights with two or more sides")
+    return read
 
 
 def _expect(true: bool, otherwise: str) -> None:
@@ -154,10 +167,14 @@ def digest(parts: Mapping[str, torch.Tensor]) -> str:
     return sha.hexdigest()
 
 
-def encode(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Blocks, mask and values, or the tensor itself where that takes less room."""
-    if NAMES[tensor.dtype] not in FLOATS or not tensor.ndim:
-        return {name: compact(tensor)}
+def encode(name: str, tensor: Tensor, scales: Tensor | None = None) -> dict[str, Tensor]:
+    """Blocks, mask and values, or the tensor itself where that takes less room; of a quantized one also the scales."""
+    if scales is not None:
+        return _numbers(name, tensor) | {name + SCALES: scales}
+    return _numbers(name, tensor) if NAMES[tensor.dtype] in FLOATS and tensor.ndim else {name: compact(tensor)}
+
+
+def _numbers(name: str, tensor: Tensor) -> dict[str, Tensor]:
     flat = tensor.flatten()
     # by their bits: -0.0 and every kind of NaN are kept as they are
     bits = flat.view(BITS[tensor.itemsize])
@@ -177,14 +194,21 @@ def encode(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def decode(entry: Entry, parts: list[Tensor]) -> Tensor:
-    """The tensor of parts that `check_bits` has passed."""
+    """The tensor of parts that `check_bits` and `check_integers` have passed."""
+    if entry.quantized:
+        numbers = _scatter(entry, parts[:-1], torch.int8) if entry.stored == "sparse" else parts[0]
+        return dequantize_weight(numbers, parts[-1]).to(DTYPES[entry.dtype])
     if entry.stored == "dense":
         # a copy: what safetensors gives may be a view of the file, which can change
         return parts[0].to(DTYPES[entry.dtype], copy=True)
+    return _scatter(entry, parts, DTYPES[entry.dtype])
+
+
+def _scatter(entry: Entry, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     blocks, mask, values = parts
     full = np.zeros(mask_bytes(entry.count), np.uint8)
     full[_unfold(blocks.numpy(), len(full))] = mask.numpy()
-    tensor = torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
+    tensor = torch.zeros(entry.shape, dtype=dtype)
     bits = BITS[tensor.itemsize]
     tensor.flatten().view(bits)[torch.from_numpy(_unfold(full, entry.count))] = values.to(tensor.dtype).view(bits)
     return tensor
@@ -202,6 +226,15 @@ def check_bits(name: str, blocks: npt.NDArray[np.uint8], mask: npt.NDArray[np.ui
     ends_in_mask = full and blocks[(full - 1) // 8] >> (full - 1) % 8 & 1
     if _ones(mask) != values or not mask.all() or (ends_in_mask and _overhang(mask[-1:], count - 8 * (full - 1))):
         raise ValueError(f"{name}: its mask does not agree with its values")
+
+
+def check_integers(name: str, entry: Entry, integers: Tensor, scales: Tensor) -> None:
+    """Integers from -127 to 127, and scales above zero with which all of them become finite numbers."""
+    if not bool((integers != -128).all()):
+        raise ValueError(f"{name}: its integers must lie between -127 and 127")
+    largest = (scales * WEIGHT_LIMIT).to(DTYPES[entry.dtype])
+    if not bool(((scales > 0) & largest.isfinite()).all()):
+        raise ValueError(f"{name}: its scales must be finite numbers above zero")
 
 
 def _ones(bits: npt.NDArray[np.uint8]) -> int:

@@ -88,16 +88,21 @@ def onnx_program(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -
     return program
 
 
-def _compare(model: nn.Module, path: Path, names: Sequence[str], inputs: Sequence[Tensor]) -> float:
+def session_outputs(path: Path, names: Sequence[str], inputs: Sequence[Tensor]) -> Tensor:
+    """What onnxruntime gives for these inputs."""
     runtime = _need("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {name: batch.numpy() for name, batch in zip(names, inputs, strict=True)})
+    return torch.from_numpy(result)
+
+
+def _compare(model: nn.Module, path: Path, names: Sequence[str], inputs: Sequence[Tensor]) -> float:
+    output = session_outputs(path, names, inputs)
     with torch.no_grad():
         expected = model(*inputs)
-    output = torch.from_numpy(result)
     if output.shape != expected.shape:
         raise RuntimeError(
             f"onnxruntime gives outputs of {tuple(output.shape)}, torch of {tuple(expected.shape)}: nothing was written"

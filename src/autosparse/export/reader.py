@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, overload
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from autosparse.export.format import KEY, Entry, Layout, check_bits, decode, digest, mask_bytes, read_layout
+from autosparse.export.format import KEY, Entry, Layout, check_bits, check_integers, decode, digest, mask_bytes, read_layout
 from autosparse.export.states import refuse_sparsified
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,13 +82,14 @@ class SparseFile:
             raise ValueError("its tensors are not those of its table of contents")
         for name, entry in self.layout.tensors.items():
             stored = [(part.get_dtype(), part.get_shape()) for part in map(self._file.get_slice, entry.parts(name))]
+            fits_scales = not entry.quantized or stored.pop() == ("F32", [entry.shape[0]])
             if entry.stored == "dense":
                 fits = stored == [(entry.values, list(entry.shape))]
             else:
                 (blocks, mask, values), full = stored, mask_bytes(entry.count)
                 fits = blocks == ("U8", [mask_bytes(full)]) and mask[0] == "U8" and values[0] == entry.values
                 fits = fits and len(mask[1]) == len(values[1]) == 1 and mask[1][0] <= full and values[1][0] <= entry.count
-            if not fits:
+            if not (fits and fits_scales):
                 raise ValueError(f"the parts of {name} do not have the sizes and dtypes that its shape {entry.shape} asks for")
 
     def _checked(self, name: str, entry: Entry) -> list[Tensor]:
@@ -97,8 +98,11 @@ class SparseFile:
         if digest(parts) != entry.sha256:
             raise ValueError(f"{name} was altered or damaged (checksum)")
         if entry.stored == "sparse":
-            blocks, mask, values = parts.values()
+            blocks, mask, values = list(parts.values())[:3]
             check_bits(name, blocks.numpy(), mask.numpy(), len(values), entry.count)
+        if entry.quantized:
+            *_, integers, scales = parts.values()
+            check_integers(name, entry, integers, scales)
         return list(parts.values())
 
     def _damaged(self, why: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""What of a model goes into a file: its plain tensors, tied ones once, weights in half precision if the user asks for it."""
+"""What of a model goes into a file: its plain tensors, tied ones once, weights in fewer bits if the user asks for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from autosparse.common.precisions import PRECISIONS, precision_name
 from autosparse.common.tensors import is_sharded
 from autosparse.parametrizations import SparseParametrization
+from autosparse.quantization.affine import WEIGHT_LIMIT, quantize_weight, weight_scales
 
-PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISIONS}
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,11 @@ def _check(name: str, value: Any) -> None:
 
 def precision(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The precision that the user names."""
-    if dtype is None or dtype in PRECISIONS.values():
-        return dtype  # type: ignore[return-value]
-    if dtype not in PRECISIONS:
-        raise ValueError(f"dtype {dtype!r} is not known; give {', '.join(PRECISIONS)}, or none to keep what the model has")
-    return PRECISIONS[str(dtype)]
+    if dtype is None or isinstance(dtype, torch.dtype):
+        if dtype is not None and dtype not in DTYPES.values():
+            raise ValueError(f"dtype {dtype} is not known; give {', '.join(PRECISIONS)}, or none to keep what the model has")
+        return dtype
+    return DTYPES[precision_name(dtype, "dtype")]
 
 
 def narrow(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -92,5 +94,19 @@ def narrow(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         return tensor
     narrowed = tensor.to(dtype)
     if bool((narrowed.isinf() & tensor.isfinite()).any()):
-        raise ValueError(f"{name} has numbers beyond the range of {dtype}: use bf16, which has the range of fp32, or fp32")
+        raise ValueError(
+            f"{name} has numbers beyond the range of {dtype}: use bfloat16, which has the range of float32, or float32"
+        )
     return narrowed
+
+
+def as_integers(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A weight as int8 with one scale per row; what that does not suit (vectors, NaN, tiny rows) as it is, without scales."""
+    if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.itemsize < 2 or not bool(tensor.float().isfinite().all()):
+        return tensor, None
+    if tensor.numel() + 4 * len(tensor) >= tensor.nbytes:
+        return tensor, None
+    scales = weight_scales(tensor)
+    if not bool((scales * WEIGHT_LIMIT).to(tensor.dtype).isfinite().all()):
+        return tensor, None
+    return quantize_weight(tensor, scales), scales

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autosparse.common.files import refuse_existing, whole_file
 from autosparse.export.format import KEY, NAMES, Entry, Layout, check_name, digest, encode, write_layout
-from autosparse.export.states import narrow, plain_state, precision
+from autosparse.export.states import as_integers, narrow, plain_state, precision
 
 
 def save_sparse(
@@ -25,7 +25,7 @@ def save_sparse(
 ) -> None:
     """Save a finished model or a plain state_dict so that zeros take (nearly) no room; `load_sparse` gives the same bits.
 
-    `dtype` ("fp16", "bf16") narrows the weights in the file; they are loaded in the model's own precision again.
+    `dtype` ("float16", "bfloat16", "int8") narrows the weights in the file; they are loaded in the model's own precision again.
     """
     target, widest = Path(path), precision(dtype)
     refuse_existing(target, force)
@@ -37,9 +37,9 @@ def save_sparse(
     for name, tensor in state.tensors.items():
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} is {tensor.dtype}, which the format does not hold; it holds {', '.join(NAMES.values())}")
-        stored = narrow(name, tensor, widest)
-        pieces = encode(check_name(name), stored)
-        kind = "sparse" if len(pieces) > 1 else "dense"
+        stored, scales = as_integers(tensor) if widest == torch.int8 else (narrow(name, tensor, widest), None)
+        pieces = encode(check_name(name), stored, scales)
+        kind = "dense" if name in pieces else "sparse"
         layout.tensors[name] = Entry(kind, tuple(tensor.shape), NAMES[tensor.dtype], NAMES[stored.dtype], digest(pieces))
         parts |= pieces
     with whole_file(target, force) as unfinished:

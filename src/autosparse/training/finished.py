@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 
-from autosparse.data import Data, TranslationData, open_data
+from autosparse.data import Data, ImageData, TranslationData, open_data
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import build
 from autosparse.training.folder import RunFolder
@@ -55,6 +55,21 @@ def held_out_data(folder: RunFolder, recipe: Recipe) -> Data:
 
         return open_held_out(recipe.data, folder.tokenizer)
     return open_data(recipe.data, seed=recipe.seed)
+
+
+def calibration_batches(finished: Finished, samples: int) -> list[tuple[Tensor, ...]]:
+    """Inputs of the run's own training data, this many samples or all there are, to find the ranges of activations."""
+    recipe = finished.recipe
+    # in order and unchanged: pictures as they will be served, not as training crops them
+    if isinstance(recipe.data, ImageData):
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"augment": "none"})})
+    batches: list[tuple[Tensor, ...]] = []
+    for inputs, _ in open_data(recipe.data, seed=recipe.seed).train.epoch(0):
+        missing = samples - sum(len(batch[0]) for batch in batches)
+        if missing <= 0:
+            break
+        batches.append(tuple(tensor[:missing] for tensor in inputs))
+    return batches
 
 
 def _arguments(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
