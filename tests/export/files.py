@@ -56,7 +56,7 @@ def example() -> tuple[dict[str, Any], Parts]:
 
 
 def quantized_example() -> tuple[dict[str, Any], Parts]:
-    """The int8 example of docs/format.md: 20 elements, 5 and -2 among zeros, with the scales 0.5, 1, 1 and 2; a dense one beside."""
+    """The int8 example of docs/format.md: 20 elements, 5 and -2 among zeros, with the scales 0.5, 1, 1, 2; one dense."""
     parts: Parts = {
         "w:blocks": np.array([0x05], np.uint8),
         "w:mask": np.array([0x02, 0x04], np.uint8),
