@@ -12,14 +12,17 @@ from typing import Any
 
 import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
 
+from autosparse.kernels.byte_table import ByteKernels, ByteTable
 from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 11
+INTERFACE_VERSION = 12
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # the best first
+# of the eight-bit kernels, with those that multiply bytes in one instruction first
+BYTE_SETS = {"avx512": ("avx512_vnni", "avx512"), "avx2": ("avx_vnni", "avx2"), "portable": ("portable",)}
 HOW_TO_BUILD = "run `python -m autosparse.kernels.build`"
 
 
@@ -38,6 +41,7 @@ class Engine:
     lanes: int
     max_vectors: int
     dense_rows: int
+    bytes: ByteKernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,7 @@ def load() -> Loaded:
     for name in (choice,) if choice else INSTRUCTION_SETS:
         tables = library.autosparse_tables(name.encode())
         if tables:
-            return Loaded(_kernels_of(name, tables.contents), None)
+            return Loaded(_kernels_of(name, tables.contents, _byte_kernels(library, BYTE_SETS[name])), None)
     return Loaded(None, f"this processor cannot run the {choice} kernels; leave {VARIABLE} unset to choose by itself")
 
 
@@ -98,9 +102,27 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _kernels_of(name: str, tables: Any) -> Kernels:
+def _byte_kernels(library: Any, names: tuple[str, ...]) -> ByteKernels:
+    """The first of these instruction sets that the processor has; the last goes with the float kernels, so it has that."""
+    library.autosparse_byte_table.restype = POINTER(ByteTable)
+    library.autosparse_byte_table.argtypes = [c_char_p]
+    found = {name: library.autosparse_byte_table(name.encode()) for name in names}
+    name = next(name for name, table in found.items() if table)
+    return ByteKernels(name, found[name].contents)
+
+
+def byte_kernels(name: str) -> ByteKernels | None:
+    """The eight-bit kernels of one instruction set; None if there is no library or this processor has none."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+        return _byte_kernels(library, (name,)) if library.autosparse_interface_version() == INTERFACE_VERSION else None
+    except (OSError, AttributeError, StopIteration):
+        return None
+
+
+def _kernels_of(name: str, tables: Any, byte_kernels: ByteKernels) -> Kernels:
     training, inference = tables.training.contents, tables.inference.contents
-    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows)
+    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, byte_kernels)
     return Kernels(name, training, training.lanes, training.max_vectors, engine)
 
 

@@ -178,7 +178,7 @@ class Program:
         apart = self.workers >= self.threads > 1 and groups >= self.threads
         call = native.Call(
             images, self.images, self.threads, int(not apart), self.arena_floats, self.scratch.data_ptr(),
-            self.scratch_floats, _pointers(inputs), _pointers(outputs), None if seconds is None else seconds.data_ptr(),
+            self.scratch_floats, pointers(inputs), pointers(outputs), None if seconds is None else seconds.data_ptr(),
         )  # fmt: skip
         at = ctypes.cast(byref(self._native_ops, first * ctypes.sizeof(native.Op)), POINTER(native.Op))
         self.engine.table.run(at, count, pointer(call))
@@ -189,5 +189,6 @@ class Program:
         return like.new_empty(len(like), extent.channels, *((1, 1) if is_mean else extent.size))
 
 
-def _pointers(tensors: list[Tensor]) -> ctypes.Array[c_void_p]:
+def pointers(tensors: list[Tensor]) -> ctypes.Array[c_void_p]:
+    """Where tensors begin, for native code."""
     return (c_void_p * max(len(tensors), 1))(*(tensor.data_ptr() for tensor in tensors))

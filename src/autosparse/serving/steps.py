@@ -115,12 +115,12 @@ def fuse(region: Region) -> Region:
     """Bounds and sums move into the step before them, depthwise convolutions into the pointwise one after them."""
     steps = list(region.steps)
     # bounds twice: a ReLU after a sum can only move once the sum has moved
-    for rule in (_bounds_into_producer, _sum_into_convolution, _bounds_into_producer, _depthwise_into_pointwise):
-        steps = _merge(steps, region, rule)
+    for rule in (bounds_into_producer, sum_into_convolution, bounds_into_producer, _depthwise_into_pointwise):
+        steps = merged_steps(steps, region, rule)
     return replace(region, steps=tuple(steps))
 
 
-def _merge(steps: list[Step], region: Region, rule: Callable[[Step, Step], Step | None]) -> list[Step]:
+def merged_steps(steps: list[Step], region: Region, rule: Callable[[Step, Step], Step | None]) -> list[Step]:
     """Apply `rule(step, producer) -> merged or None` wherever a value has one reader and stays inside."""
     readers = Counter(value for step in steps for value in step.inputs) + Counter(region.outputs)
     result: list[Step] = []
@@ -136,7 +136,8 @@ def _merge(steps: list[Step], region: Region, rule: Callable[[Step, Step], Step 
     return result
 
 
-def _bounds_into_producer(step: Step, producer: Step) -> Step | None:
+def bounds_into_producer(step: Step, producer: Step) -> Step | None:
+    """Bounds as part of the step that makes what they bound."""
     if not isinstance(step, SumStep) or len(step.inputs) != 1 or isinstance(producer, MeanStep | ConcatStep):
         return None
     if producer.bounded:
@@ -144,10 +145,16 @@ def _bounds_into_producer(step: Step, producer: Step) -> Step | None:
     return replace(producer, output=step.output, low=step.low, high=step.high)
 
 
-def _sum_into_convolution(step: Step, producer: Step) -> Step | None:
+def sum_into_convolution(step: Step, producer: Step, depthwise: bool = False) -> Step | None:
+    """A sum of two values as part of the convolution that makes one of them; also of depthwise ones if asked."""
     if not isinstance(step, SumStep) or len(step.inputs) != 2 or not isinstance(producer, ConvolutionStep):
         return None
-    if producer.bounded or len(producer.inputs) > 1 or producer.depthwise or step.inputs[0] == step.inputs[1]:
+    if (
+        producer.bounded
+        or len(producer.inputs) > 1
+        or (producer.depthwise and not depthwise)
+        or step.inputs[0] == step.inputs[1]
+    ):
         return None
     other = step.inputs[1] if step.inputs[0] == producer.output else step.inputs[0]
     return replace(producer, inputs=(*producer.inputs, other), output=step.output, low=step.low, high=step.high)

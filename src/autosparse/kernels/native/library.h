@@ -3,11 +3,12 @@
 
 #include <cstdint>
 
+#include "inference/bytes/interface.h"
 #include "inference/interface.h"
 #include "training/interface.h"
 
 // Raised whenever a struct or a function of either interface changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 11;
+constexpr int32_t kInterfaceVersion = 12;
 
 struct Tables {
     const TrainingTable* training;
@@ -18,4 +19,6 @@ extern "C" {
 [[gnu::visibility("default")]] int32_t autosparse_interface_version();
 // The kernels for "avx512", "avx2" or "portable"; null if this processor or this build has none.
 [[gnu::visibility("default")]] const Tables* autosparse_tables(const char* name);
+// The eight-bit kernels for "avx512_vnni", "avx512", "avx_vnni", "avx2" or "portable"; null as above.
+[[gnu::visibility("default")]] const ByteTable* autosparse_byte_table(const char* name);
 }

@@ -27,9 +27,9 @@ void run_op(const Op& op, const Worker& worker, const Call& call) {
     }
 }
 
-template <class Simd>
-void run_program(const Op* ops, int64_t count, const Call* given) {
-    const Call call = *given;
+// Runs operations of any engine with run(op, worker, call).
+template <class Simd, class Op, class Run>
+void run_ops(const Op* ops, int64_t count, const Call& call, const Run& run) {
     const int64_t groups = divide_up(call.images, call.images_per_group);
 #pragma omp parallel num_threads(static_cast<int>(call.threads))
     {
@@ -46,7 +46,7 @@ void run_program(const Op* ops, int64_t count, const Call* given) {
             worker.images = smaller(call.images_per_group, call.images - worker.first_image);
             for (int64_t i = 0; i < count; ++i) {
                 const double started = call.seconds ? omp_get_wtime() : 0.0;
-                run_op<Simd>(ops[i], worker, call);
+                run(ops[i], worker, call);
                 worker.wait();
                 if (call.seconds && me == 0) {
                     call.seconds[i] += omp_get_wtime() - started;
@@ -54,4 +54,9 @@ void run_program(const Op* ops, int64_t count, const Call* given) {
             }
         }
     }
+}
+
+template <class Simd>
+void run_program(const Op* ops, int64_t count, const Call* call) {
+    run_ops<Simd>(ops, count, *call, run_op<Simd>);
 }

@@ -1,0 +1,174 @@
+"""The eight-bit kernels as Python sees them: the structs of native/inference/bytes/interface.h, and weights packed for them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autosparse.kernels.inference_table import Call
+
+CHUNK_PIXELS = 32
+BYTES_BEHIND = 256
+DOT_COLUMNS = 64
+BLOCKS = (1, 2, 4)
+# ByteOpKind
+LOAD, STORE, SPLIT, QUADS, LARGEST, MEAN = range(6)
+LARGEST_WEIGHT, LARGEST_ACTIVATION = 127, 255
+# sums times their scale stay below what a float becomes as an integer
+LARGEST_RESULT = 2.0**30
+
+
+def _integers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int64) for name in names]
+
+
+class QuadRows(Structure):
+    """interface.h: QuadRows."""
+
+    _fields_ = [
+        *_integers("rows", "block"),
+        ("starts", c_void_p),
+        ("quads", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class BytePlanes(Structure):
+    """interface.h: BytePlanes."""
+
+    _fields_ = [
+        ("first", c_void_p),
+        *_integers("channels", "plane_bytes", "images", "rows", "cols", "image_bytes", "row_bytes", "chunks"),
+        ("valid", c_void_p),
+        *_integers("zero_point"),
+        ("scale", c_float),
+    ]
+
+
+class ByteOp(Structure):
+    """interface.h: ByteOp."""
+
+    _fields_ = [
+        *_integers("kind"),
+        ("input", POINTER(BytePlanes)),
+        ("other", POINTER(BytePlanes)),
+        ("output", POINTER(BytePlanes)),
+        *_integers("outside"),
+        ("weights", QuadRows),
+        ("other_scale", c_float),
+        *_integers("first_channel", "tile_chunks"),
+        ("tap_offsets", c_void_p),
+        *_integers("taps", "step", "phase_planes", "lead_bytes"),
+        ("phases", c_void_p),
+    ]
+
+
+class ByteLinear(Structure):
+    """interface.h: ByteLinear."""
+
+    _fields_ = [
+        *_integers("columns"),
+        ("inverse_scale", c_float),
+        ("zero_point", c_float),
+        ("low", c_float),
+        ("high", c_float),
+        ("weights", QuadRows),
+        *_integers("tile_chunks"),
+        ("dense", c_void_p),
+    ]
+
+
+def _function(result: Any, *arguments: Any) -> Any:
+    return ctypes.CFUNCTYPE(result, *arguments)
+
+
+class ByteTable(Structure):
+    """interface.h: ByteTable."""
+
+    _fields_ = [
+        ("max_chunks", c_int64 * 3),
+        ("run", _function(None, POINTER(ByteOp), c_int64, POINTER(Call))),
+        ("linear_scratch", _function(c_int64, POINTER(ByteLinear), c_int64)),
+        ("linear_quads", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("linear_dots", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class ByteKernels:
+    """The eight-bit kernels of one instruction set."""
+
+    instruction_set: str
+    table: Any
+
+    def max_chunks(self, block: int) -> int:
+        return int(self.table.max_chunks[BLOCKS.index(block)])
+
+
+@dataclass(eq=False)
+class PackedQuads:
+    """Rows of quads with the memory that they point to; `macs` counts the products for one pixel, zeros among them too."""
+
+    native: QuadRows
+    memory: list[Tensor]
+    macs: int
+
+
+def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """An int8 (rows, columns) weight whose columns lie at these (rows or 1, columns) offsets: first quads of blocks, and quads.
+
+    A column counts for a block if any of its rows is not zero there. The last quad of a block is filled up with weights of
+    zero at an offset that it has already.
+    """
+    rows, columns = weight.shape
+    blocks = -(-rows // block)
+    padded = torch.zeros(blocks * block, columns, dtype=torch.int8)
+    padded[:rows] = weight
+    by_block = padded.view(blocks, block, columns)
+    mask = (by_block != 0).any(1)
+    counts = mask.sum(1)
+    quads = -(-counts // 4)
+    starts = torch.zeros(blocks + 1, dtype=torch.int64)
+    starts[1:] = quads.cumsum(0)
+    places, used = mask.nonzero(as_tuple=True)
+    # a column's place: its block's first quad, and how many of the block came before it
+    first = counts.cumsum(0) - counts
+    slot = starts[places] * 4 + torch.arange(len(places)) - first[places]
+    total = int(starts[-1]) * 4
+    where = offsets.to(torch.int64).expand(rows, columns)[::block][places, used]
+    slots = torch.zeros(total, dtype=torch.int64)
+    values = torch.zeros(total, block, dtype=torch.int8)
+    if total:
+        last = (counts.cumsum(0) - 1).clamp_min(0)
+        slots[:] = where[last].repeat_interleave(quads * 4)
+        slots[slot] = where
+        values[slot] = by_block.transpose(1, 2)[places, used]
+    packed = torch.empty(total // 4, 4 + block, dtype=torch.int32)
+    packed[:, :4] = slots.view(-1, 4).to(torch.int32)
+    packed[:, 4:] = values.view(-1, 4, block).transpose(1, 2).flatten().clone().view(torch.int32).view(-1, block)
+    return starts.to(torch.int32), packed
+
+
+def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> PackedQuads:
+    """Quads for the kernels; `scale` and `bias` are by row, and a scale that would leave the integers is made smaller."""
+    starts, quads = pack_quads(weight, offsets, block)
+    most = weight.to(torch.float64).abs().sum(1) * LARGEST_ACTIVATION
+    limited = torch.minimum(scale.to(torch.float64), LARGEST_RESULT / most.clamp_min(1.0)).to(torch.float32).contiguous()
+    shift = bias.to(torch.float64).clamp(-LARGEST_RESULT, LARGEST_RESULT).to(torch.float32).contiguous()
+    memory = [starts, quads, limited, shift]
+    native = QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory))
+    return PackedQuads(native, memory, 4 * block * len(quads))
+
+
+def pack_dots(weight: Tensor) -> Tensor:
+    """An int8 (rows, columns) weight with zeros up to whole vectors."""
+    rows, columns = weight.shape
+    padded = torch.zeros(rows, -(-columns // DOT_COLUMNS) * DOT_COLUMNS, dtype=torch.int8)
+    padded[:, :columns] = weight
+    return padded

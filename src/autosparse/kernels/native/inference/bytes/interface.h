@@ -1,0 +1,96 @@
+// The C interface of the eight-bit engine: plain structs, filled in Python and read through ctypes.
+//
+// Activations are unsigned bytes in planes, channel by channel, as in the float engine: value = scale * (byte - zero point). Between
+// rows and images lies the zero point, so that a tap of a convolution is a constant distance. The bytes after a plane's last
+// row are also those before the next plane's first. Weights are signed bytes with a scale for every output channel, and sums
+// are exact in 32 bits.
+#pragma once
+
+#include <cstdint>
+
+#include "../interface.h"
+
+// Pixels that tiles are counted in.
+constexpr int64_t kChunkPixels = 32;
+// Pixels behind the last plane that may be read and never count.
+constexpr int64_t kBytesBehind = 256;
+// Columns of dense rows are filled up with zeros to a multiple of this.
+constexpr int64_t kDotColumns = 64;
+
+// Any four non-zeros that `kRows` neighbouring output channels have in common: distances in bytes from an output pixel to the
+// inputs, and the weights by row.
+template <int kRows>
+struct Quad {
+    int32_t offset[4];
+    int8_t weight[kRows][4];
+};
+
+// Blocks of output channels as quads. result = sum * scale + bias, by output channel.
+struct QuadRows {
+    int64_t rows, block;                       // output channels; how many of them share their quads: 1, 2 or 4
+    const int32_t* starts;                     // [blocks + 1]
+    const void* quads;                         // Quad<block>
+    const float *scale, *bias;                 // [rows]
+};
+
+// A tensor of the engine. Pixel (image, row, col) of a channel lies at image * image_bytes + row * row_bytes + col.
+struct BytePlanes {
+    uint8_t* first;                            // channel 0, pixel 0, of worker 0
+    int64_t channels, plane_bytes;             // bytes from a channel to the next: a multiple of 64
+    int64_t images, rows, cols, image_bytes, row_bytes;
+    int64_t chunks;                            // chunks that cover the pixels of all images
+    const uint8_t* valid;                      // [chunks * 32]: 255 at pixels, 0 elsewhere
+    int64_t zero_point;
+    float scale;
+};
+
+enum ByteOpKind : int64_t {
+    kLoadBytes = 0,                            // outside float tensor [images][channels][rows][cols] -> planes
+    kStoreBytes = 1,                           // planes -> outside float tensor
+    kSplitBytes = 2,                           // every step-th pixel: planes by (row phase, column phase)
+    kQuadRows = 3,
+    kLargestByte = 4,                          // the largest of a window
+    kMeanByte = 5,                             // mean of all pixels -> outside float tensor [images][channels]
+};
+
+struct ByteOp {
+    int64_t kind;
+    const BytePlanes* input;
+    const BytePlanes* other;                   // quads: other_scale times its bytes is added; may be null
+    const BytePlanes* output;
+    int64_t outside;                           // which outside tensor
+    QuadRows weights;
+    float other_scale;
+    int64_t first_channel;                     // of the output, where row 0 of the quads goes
+    int64_t tile_chunks;
+    // the largest of a window
+    const int32_t* tap_offsets;                // [taps], within the planes of one channel's phases
+    int64_t taps;
+    // split and windows: phase (i / step, i % step) is used where phases[i] >= 0, as plane phases[i]
+    int64_t step, phase_planes, lead_bytes;    // lead_bytes: how far a window reads before the first plane or behind the last
+    const int32_t* phases;                     // [step * step]
+};
+
+// A linear layer on float tokens, quantized on the way in: byte = token / scale + zero point.
+struct ByteLinear {
+    int64_t columns;
+    float inverse_scale, zero_point;           // of the tokens
+    float low, high;                           // bounds of the result
+    // for many tokens
+    QuadRows weights;                          // offsets are columns times tile_chunks * 32
+    int64_t tile_chunks;
+    // for a few tokens
+    const int8_t* dense;                       // [rows][columns, filled up]
+};
+
+struct ByteTable {
+    int64_t max_chunks[3];                     // largest tile_chunks for blocks of 1, 2 and 4 rows
+    // `call` counts its arena and its scratch in floats, as for the float engine.
+    void (*run)(const ByteOp* ops, int64_t count, const Call* call);
+    // output[tokens][rows] = quantized input[tokens][columns] * weight + bias + other, bounded; other may be null.
+    int64_t (*linear_scratch)(const ByteLinear*, int64_t tokens);  // bytes for one thread
+    void (*linear_quads)(const ByteLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
+                         uint8_t* scratch, float* output);
+    void (*linear_dots)(const ByteLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
+                        uint8_t* scratch, float* output);
+};

@@ -1,0 +1,81 @@
+// Strides on planes of bytes: a plane taken apart into planes of every step-th pixel; and the largest of a window.
+#pragma once
+
+#include <cstring>
+
+#include "../interface.h"
+#include "../worker.h"
+#include "common/arithmetic.h"
+#include "interface.h"
+#include "planes.h"
+
+// count pixels from every step-th one.
+static inline void take_every_byte(const uint8_t* from, int64_t step, int64_t count, uint8_t* to) {
+    if (step == 1) {
+        std::memcpy(to, from, count);
+    } else if (step == 2) {
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = from[2 * i];
+        }
+    } else {
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = from[i * step];
+        }
+    }
+}
+
+// One channel's phases; phase p begins at to + phases[p] * phase_bytes and lies on the grid of `grid`.
+static inline void split_channel_bytes(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, const uint8_t* from,
+                                       int64_t phase_bytes, uint8_t* to) {
+    for (int64_t phase = 0; phase < op.step * op.step; ++phase) {
+        if (op.phases[phase] < 0) {
+            continue;
+        }
+        const int64_t top = phase / op.step, left = phase % op.step;
+        const int64_t rows = divide_up(in.rows - top, op.step), cols = divide_up(in.cols - left, op.step);
+        uint8_t* plane = to + op.phases[phase] * phase_bytes;
+        for (int64_t image = 0; image < in.images; ++image) {
+            for (int64_t row = 0; row < rows; ++row) {
+                take_every_byte(from + image * in.image_bytes + (row * op.step + top) * in.row_bytes + left, op.step, cols,
+                                plane + image * grid.image_bytes + row * grid.row_bytes);
+            }
+        }
+    }
+}
+
+template <class Simd>
+void split_bytes(const ByteOp& op, const Worker& worker) {
+    const BytePlanes &in = *op.input, &out = *op.output;
+    worker.share(in.channels, [&](int64_t channel) {
+        split_channel_bytes(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, in.channels * out.plane_bytes,
+                            bytes_of(worker, out) + channel * out.plane_bytes);
+    });
+}
+
+// Channel by channel through scratch, where zeros lie around the pixels: nothing is smaller.
+template <class Simd>
+void largest_bytes(const ByteOp& op, const Worker& worker) {
+    const BytePlanes &in = *op.input, &out = *op.output;
+    uint8_t* scratch = reinterpret_cast<uint8_t*>(worker.scratch);
+    std::memset(scratch, 0, op.phase_planes * out.plane_bytes + 2 * op.lead_bytes);
+    const uint8_t* input = scratch + op.lead_bytes;
+    const uint8_t outside = static_cast<uint8_t>(out.zero_point);
+    worker.share(in.channels, [&](int64_t channel) {
+        split_channel_bytes(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
+                            scratch + op.lead_bytes);
+        uint8_t* to = bytes_of(worker, out) + channel * out.plane_bytes;
+        for (int64_t chunk = 0; chunk < out.chunks; ++chunk) {
+            uint8_t largest[kChunkPixels] = {};
+            for (int64_t tap = 0; tap < op.taps; ++tap) {
+                const uint8_t* from = input + chunk * kChunkPixels + op.tap_offsets[tap];
+                for (int64_t i = 0; i < kChunkPixels; ++i) {
+                    largest[i] = from[i] > largest[i] ? from[i] : largest[i];
+                }
+            }
+            const uint8_t* valid = out.valid + chunk * kChunkPixels;
+            for (int64_t i = 0; i < kChunkPixels; ++i) {
+                to[chunk * kChunkPixels + i] = valid[i] ? largest[i] : outside;
+            }
+        }
+    });
+}

@@ -1,0 +1,10 @@
+// The eight-bit engine for any processor.
+#pragma once
+
+#include "portable.h"
+
+struct BytesPortable {
+    using Wide = PortableBytes;
+    using Rest = Wide;
+    static constexpr int chunks[3] = {2, 1, 1};
+};

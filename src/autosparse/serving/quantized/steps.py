@@ -1,0 +1,110 @@
+"""A region in eight bits: the integers of its weights, and the scale and zero point of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from autosparse.quantization.affine import activation_parameters, quantize_weight, weight_scales
+from autosparse.serving.steps import (
+    ConvolutionStep,
+    MeanStep,
+    PoolStep,
+    Region,
+    Step,
+    bounds_into_producer,
+    merged_steps,
+    sum_into_convolution,
+)
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """real = scale * (byte - zero_point)."""
+
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def covering(cls, low: float, high: float) -> Affine:
+        return cls(*activation_parameters(low, high))
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """The nearest bytes, as the kernels round."""
+        return torch.round(x / self.scale + self.zero_point).clamp(0, 255)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedConvolution(ConvolutionStep):
+    """A convolution whose weight holds int8 numbers: real weight = scales * weight, by output channel."""
+
+    scales: Tensor = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class QuantizedRegion:
+    """A fused region with quantized convolutions, and how the bytes of its values are to be read."""
+
+    region: Region
+    affine: Mapping[int, Affine]
+
+
+def fuse_bytes(region: Region) -> Region:
+    """Bounds and sums move into the step before them; a depthwise convolution stays a step of its own."""
+    steps = list(region.steps)
+    for rule in (_bounds_but_not_of_pools, _sum_into_any, _bounds_but_not_of_pools):
+        steps = merged_steps(steps, region, rule)
+    return replace(region, steps=tuple(steps))
+
+
+def _bounds_but_not_of_pools(step: Step, producer: Step) -> Step | None:
+    """The largest of a window has the scale of its input, so it cannot be bounded."""
+    return None if _picks_largest(producer) else bounds_into_producer(step, producer)
+
+
+def _sum_into_any(step: Step, producer: Step) -> Step | None:
+    return sum_into_convolution(step, producer, depthwise=True)
+
+
+def _picks_largest(step: Step) -> bool:
+    return isinstance(step, PoolStep) and step.largest
+
+
+def values_to_observe(region: Region) -> set[int]:
+    """The values whose ranges decide about scales: not what picks the largest of a window, nor what leaves as a float."""
+    picked = {
+        step.output for step in region.steps if isinstance(step, MeanStep) or (isinstance(step, PoolStep) and step.largest)
+    }
+    return ({value for step in region.steps for value in step.inputs} | set(region.outputs)) - picked
+
+
+def quantize(region: Region, ranges: Mapping[int, Range]) -> QuantizedRegion:
+    """A fused region in eight bits; `ranges` gives the lowest and highest value of whatever is to be observed."""
+    affine = {value: Affine.covering(*ranges[value]) for value in values_to_observe(region)}
+    steps: list[Step] = []
+    for step in region.steps:
+        if _picks_largest(step):
+            affine[step.output] = affine[step.inputs[0]]
+        steps.append(_quantized(step) if isinstance(step, ConvolutionStep) else step)
+    return QuantizedRegion(replace(region, steps=tuple(steps)), affine)
+
+
+def _quantized(step: ConvolutionStep) -> QuantizedConvolution:
+    scales = weight_scales(step.weight)
+    kept = {part.name: getattr(step, part.name) for part in fields(step)}
+    bias = None if step.bias is None else step.bias.detach().float().clone()
+    return QuantizedConvolution(**kept | {"weight": quantize_weight(step.weight, scales), "bias": bias}, scales=scales)
+
+
+def why_not_bytes(step: Step) -> str | None:
+    """Why a step cannot be computed in eight bits; None if it can."""
+    if step.low > 0 or step.high < 0:
+        return f"bounds of {step.low} to {step.high} leave out 0, which bytes must hold"
+    if isinstance(step, ConvolutionStep) and not bool(torch.isfinite(step.weight).all()):
+        return "its weight is not finite"
+    return None
