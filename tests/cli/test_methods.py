@@ -30,3 +30,15 @@ def test_the_table_has_one_unbroken_line_a_method_when_piped(capsys: pytest.Capt
     for name in autosparse.list_methods():
         assert sum(line.split()[:1] == [name] for line in lines) == 1
     assert lines[0].split()[:2] == ["name", "year"] or lines[1].split()[:2] == ["name", "year"]
+
+
+def test_the_table_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, shown(capsys).splitlines())) <= 80
+
+
+def test_one_method_is_described_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "autosparse")
+    assert max(map(len, text.splitlines())) <= 80
+    for fact in ("2304.06941", "alpha * G", "2 f_S + f_D", "learned budgets, 2023"):
+        assert fact in " ".join(text.split())
+    assert [one["name"] for one in json.loads(shown(capsys, "rigl", "--json"))] == ["rigl"]

@@ -70,3 +70,20 @@ def test_open_shows_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     run = write_run(tmp_path / "first")
     assert call(capsys, str(run), "--open")[0] == 0
     assert opened == [(run / "report" / "report.html").resolve().as_uri()]
+
+
+def test_the_folder_of_a_comparison_is_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "compared"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        write_run(folder / name)
+    (folder / "logs").mkdir()
+    (folder / "table.json").write_text('{"runs": {"c": {}, "a": {}}}')
+    code, out, _ = call(capsys, str(folder))
+    assert code == 0
+    assert f"report: {folder / 'report' / 'report.html'}" in out
+    text = (folder / "report" / "report.html").read_text()
+    assert "3 runs compared" in text
+    assert [text.index(f'<th scope="row">{name}</th>') for name in "cab"] == sorted(
+        text.index(f'<th scope="row">{name}</th>') for name in "abc"
+    )

@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autosparse.report import Run, comparison, curves, figures, read_run
+from autosparse.report.charts import Point
+from autosparse.report.palette import RUNS
 
 Maker = Callable[..., Path]
 OF_RUNS = (
@@ -78,3 +80,8 @@ def test_a_png_is_large_enough_to_read_and_grows_with_its_rows(make_run: Maker) 
     many = [{"name": f"layer{place}", "weights": 10, "zeros": 5, "sparsity": 0.5, "macs": 100} for place in range(60)]
     long = read_run(make_run("long", result={"layers": many, "macs": None}))
     assert struct.unpack(">II", figures.png(comparison.layer_flops([long]))[16:24])[1] > 2 * height
+
+
+def test_points_at_one_place_become_rings() -> None:
+    points = [Point(str(place), "m", x, y, RUNS[0]) for place, (x, y) in enumerate([(80, 90), (80, 90), (95, 80), (80.01, 90)])]
+    assert figures._beneath(points) == [0, 1, 0, 2]

@@ -31,7 +31,7 @@ def test_one_run(make_run: Maker) -> None:
     assert page == folder / "report" / "report.html"
     for shown in (
         "75.00 %",
-        "dense 80.00 %, drop 6.25 %",
+        "dense 80.00 %: -5.00 points",
         "82.50 %",
         "330 of 400 weights are zero",
         "0.500",

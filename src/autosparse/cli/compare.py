@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from autosparse.cli.options import ALLOW_CODE, fractions, words
+from autosparse.cli.output import begin
 
 HELP = """Run every method at every sparsity with every seed, and a dense run beside; one table.
 
@@ -40,6 +41,7 @@ def run(
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    begin(f"comparing runs of {recipe}")
     from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.compare import compare, steps_counter, write_tables

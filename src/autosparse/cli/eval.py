@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from autosparse.cli.options import ALLOW_CODE
+from autosparse.cli.output import begin, print_json
 
 HELP = """Score a trained run: accuracy for images, BLEU (sacrebleu, beam search) for translation.
 
@@ -32,7 +33,7 @@ def run(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
-    from autosparse.cli.output import print_json
+    begin(f"scoring {folder}")
     from autosparse.common.allowed import allow
     from autosparse.training.evaluate import evaluate
 

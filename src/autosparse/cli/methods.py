@@ -1,20 +1,50 @@
-"""`autosparse methods`: every registered method in one table."""
+"""`autosparse methods`: every registered method in one table, or all about one."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
 
 import typer
 
+if TYPE_CHECKING:
+    from autosparse.methods import About
+
 COLUMNS = ("name", "year", "family", "budget", "pruned_gradient", "train_flops", "reference")
+WIDTH, AUTHORS = 78, 28
+MORE = "`autosparse methods NAME` says what a method does and costs; --json: everything."
 
 
-def run(as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description per method.")) -> None:
-    """List the methods and what sets them apart."""
+def run(
+    name: str | None = typer.Argument(None, help="A method: shows all about it; all are listed without one."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description per method."),
+) -> None:
+    """List the methods and what sets them apart, or describe one."""
     import autosparse
     from autosparse.cli.output import print_json
     from autosparse.common.tables import Table
     from autosparse.methods import describe
 
-    described = [describe(name) for name in autosparse.list_methods()]
+    described = [describe(one) for one in ([name] if name else autosparse.list_methods())]
     if as_json:
         print_json([{field: getattr(one, field) for field in (*COLUMNS, "doc")} for one in described])
-        return
-    headings = [column.replace("_", " ") for column in COLUMNS]
-    Table(headings, [[str(getattr(one, field)) for field in COLUMNS] for one in described]).show()
+    elif name:
+        print(about(described[0]))
+    else:
+        rows = [[one.name, str(one.year), one.family, one.budget, one.reference.split(",")[0][:AUTHORS]] for one in described]
+        Table(["name", "year", "family", "budget", "authors"], rows, notes=["", MORE]).show()
+
+
+def about(one: About) -> str:
+    """The facts of a method, a paragraph each, no wider than a terminal."""
+    facts = {
+        "family": f"{one.family}, {one.year}",
+        "budget": one.budget,
+        "pruned weights": f"receive {one.pruned_gradient}",
+        "training FLOPs": one.train_flops,
+        "paper": one.reference,
+    }
+    lines = [*textwrap.wrap(f"{one.name}: {one.doc}", WIDTH), ""]
+    for word, text in facts.items():
+        lines += textwrap.wrap(text, WIDTH, initial_indent=f"{word:<16}", subsequent_indent=" " * 16)
+    return "\n".join([*lines, "", f'autosparse.method("{one.name}", ...); --set method.name={one.name}'])

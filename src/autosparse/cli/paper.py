@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from autosparse.cli.output import begin
+
 if TYPE_CHECKING:
     from autosparse.experiments.grid import Cell
 
+WIDTH = 78
 HELP = """Run the paper's experiments and write its tables and figures, the paper's numbers beside ours.
 
 With no names, all of them. `--scale cpu` uses small nets on the embedded digits and needs no data (table4: Multi30k);
@@ -38,6 +42,7 @@ def run(
     jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     only_list: bool = typer.Option(False, "--list", help="Say what there is and how many runs are done."),
 ) -> None:
+    begin(f"the paper at {scale} scale")
     from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.paper import making
     from autosparse.experiments.progress import progress
@@ -83,8 +88,11 @@ def list_items(plan: dict[str, list[Cell]], folder: Path) -> None:
     from autosparse.experiments.paper import making
     from autosparse.training.folder import RunFolder
 
-    rows = []
+    rows, needs = [], []
     for item, cells in plan.items():
         done = sum(RunFolder(folder / making.RUNS / cell.name).done for cell in cells)
-        rows.append([item, making.title_of(item), len(cells), done, making.missing_data(cells) or ""])
-    Table(["name", "shows", "runs", "done", "needs"], rows).show()
+        rows.append([item, title := making.title_of(item), len(cells), done])
+        if missing := making.missing_data(cells):
+            rows[-1][1] = f"{title} *"
+            needs += ["", *textwrap.wrap(f"* {item}: {missing}", WIDTH)]
+    Table(["name", "shows", "runs", "done"], rows, notes=needs).show()

@@ -1,9 +1,13 @@
 """`autosparse recipes`: what comes with the package, to look at, to copy and to edit."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import typer
+
+WIDE = 140
 
 
 def run(
@@ -42,8 +46,11 @@ def run(
         if as_json:
             print_json(rows)
         else:
-            columns = ("name", "model", "data", "method", "description")
-            Table(columns, [[line[column] for column in columns] for line in rows]).show()
+            # descriptions need a wide terminal: elsewhere they would break the lines of the table
+            wide = sys.stdout.isatty() and shutil.get_terminal_size().columns >= WIDE
+            columns = ("name", "model", "data", "method", *(["description"] if wide else []))
+            notes = ["", "`autosparse recipes NAME` shows one with its description; --json: everything."]
+            Table(columns, [[line[column] for column in columns] for line in rows], notes=notes).show()
 
 
 def row(name: str) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from autosparse import __version__
 from autosparse.cli.options import ALLOW_CODE
+from autosparse.cli.output import begin
 
 if TYPE_CHECKING:
     from autosparse.recipes.recipe import Recipe
@@ -51,6 +53,8 @@ def run(
     report: bool = typer.Option(True, help="Write the HTML report at the end."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    if not quiet and leads():
+        begin(f"autosparse {__version__}: {'resuming' if resume else 'training'} {recipe or out or DEFAULT}")
     from autosparse.common.allowed import allow
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.folder import RunFolder

@@ -105,6 +105,7 @@ class Point:
     y: float
     colour: Colour
     best: bool = False
+    shape: str = "dot"
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,12 @@ def frontier(runs: Sequence[Run]) -> PointChart:
             y,
             palette.of_run(methods.index(method)),
             best=not any((a >= x and b > y) or (a > x and b >= y) for _, _, a, b in results),
+            shape=palette.shape_of_run(methods.index(method)),
         )
         for name, method, x, y in results
     ]
     word = "token accuracy" if runs and all(run.translates for run in runs) else "accuracy"
-    note = "Up and to the right is better. The line joins the runs that no other beats in both."
+    note = "Up and to the right is better. The line joins the runs that no other beats in both. Rings surround equal runs."
     title = f"{word.capitalize()} against sparsity"
     guide = sum(levels) / len(levels) if levels else None
     name = f"dense, mean of {len(levels)}" if len(levels) > 1 else "dense"

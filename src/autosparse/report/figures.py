@@ -13,7 +13,7 @@ from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, TypeVar
 
 from autosparse.report import comparison, curves
-from autosparse.report.charts import Chart, LineChart, PointChart, RowChart
+from autosparse.report.charts import Chart, LineChart, Point, PointChart, RowChart
 from autosparse.report.palette import DENSE, Colour
 from autosparse.report.runs import Run
 
@@ -25,6 +25,8 @@ WIDTH, HEIGHT, ROW_HEIGHT, DPI = 6.4, 4.0, 0.22, 160
 PAGE_WIDTH, WIDE_PAGE_WIDTH, PAGE_HEIGHT = 5.0, 9.6, 2.7
 MOST_IN_LEGEND = 12
 LONGEST_NAME = 32  # of a layer beside its row
+MARKERS = {"dot": "o", "square": "s", "triangle": "^"}
+NEAR = 0.012  # of the axes: points closer than this hide each other
 INK, PALE = "#30343c", "#d5d9e0"
 Shown = TypeVar("Shown", Run, Sequence[Run])
 
@@ -211,13 +213,18 @@ def _rows(chart: RowChart, axis: Axes) -> None:
 def _points(chart: PointChart, axis: Axes) -> None:
     best = sorted((point.x, point.y) for point in chart.points if point.best)
     axis.plot([x for x, _ in best], [y for _, y in best], color=DENSE.light, lw=1, zorder=1)
+    beneath = _beneath(chart.points)
     for number, group in enumerate(dict.fromkeys(point.group for point in chart.points)):
-        members = [point for point in chart.points if point.group == group]
+        members = [(point, below) for point, below in zip(chart.points, beneath, strict=True) if point.group == group]
+        colour = members[0][0].colour.light
         axis.scatter(
-            [point.x for point in members],
-            [point.y for point in members],
-            color=members[0].colour.light,
-            s=42,
+            [point.x for point, _ in members],
+            [point.y for point, _ in members],
+            facecolors=[colour if below == 0 else "none" for _, below in members],
+            edgecolors=colour,
+            linewidths=1.6,
+            s=[38 * (1 + 0.9 * below) ** 2 for _, below in members],
+            marker=MARKERS[members[0][0].shape],
             label=_plain(group),
             zorder=2,
             gid=f"series-{number}",
@@ -227,6 +234,15 @@ def _points(chart: PointChart, axis: Axes) -> None:
     axis.grid(color=PALE, lw=0.6)
     axis.set_xlabel(_with_unit(chart.x_label, chart.unit), color=INK)
     axis.set_ylabel(_with_unit(chart.y_label, chart.unit), color=INK)
+
+
+def _beneath(points: Sequence[Point]) -> list[int]:
+    """How many earlier points lie at the place of each: it becomes a ring around them."""
+    wide, high = (max(values) - min(values) or 1.0 for values in ([each.x for each in points], [each.y for each in points]))
+    return [
+        sum(abs(point.x - other.x) < NEAR * wide and abs(point.y - other.y) < NEAR * high for other in points[:place])
+        for place, point in enumerate(points)
+    ]
 
 
 def _plain(name: str) -> str:

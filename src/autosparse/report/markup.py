@@ -47,10 +47,11 @@ def _parts(chart: Chart) -> tuple[str, list[Key], list[tuple[str, str]], dict[st
         }
         return "rows", keys, [("behind", chart.behind_name), ("guide", chart.guide_name)], values
     groups = {point.group: point.colour for point in chart.points}
+    shapes = {point.group: point.shape for point in chart.points}
     points = [[point.name, list(groups).index(point.group), _brief(point.x), _brief(point.y)] for point in chart.points]
     signs = [("level", chart.guide_name)] if chart.guide is not None else []
     values = {"xl": chart.x_label, "yl": chart.y_label, "u": chart.unit, "p": points}
-    return "points", [(name, colour, "dot") for name, colour in groups.items()], signs, values
+    return "points", [(name, colour, shapes[name]) for name, colour in groups.items()], signs, values
 
 
 def _legend(keys: Sequence[Key], signs: Sequence[tuple[str, str]]) -> str:

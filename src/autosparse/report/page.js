@@ -89,8 +89,11 @@
         box.bottom - box.height * (y - data.y[0]) / (data.y[1] - data.y[0]) - event.clientY);
       const place = nearest(data.p.map(distance), 0);
       if (distance(data.p[place]) > 40) { tip.hidden = true; return; }
+      const here = data.p.filter(point => distance(point) <= distance(data.p[place]) + 5);
       const [name, group, x, y] = data.p[place], colour = data.c[group];
-      show(event, name, [[colour, data.yl, text(y, data.u)], [colour, data.xl, text(x, data.u)]]);
+      if (here.length === 1) show(event, name, [[colour, data.yl, text(y, data.u)], [colour, data.xl, text(x, data.u)]]);
+      else show(event, here.length + " runs: " + data.yl + " at " + data.xl,
+        here.slice(0, 12).map(([one, of, a, b]) => [data.c[of], one, text(b, data.u) + " at " + text(a, data.u)]));
     });
   }
 

@@ -16,6 +16,7 @@ from autosparse.report.charts import Chart, LineChart, PointChart, labels
 from autosparse.report.markup import chart_html
 from autosparse.report.runs import Run
 
+MOST_DETAILED = 12  # runs whose own charts are part of a common page
 GENERATOR = '<meta name="generator" content="autosparse report">'
 
 
@@ -69,7 +70,9 @@ def _page_of_several(runs: Sequence[Run]) -> str:
     lines = "".join(chart_html(chart) for chart in charts if isinstance(chart, LineChart))
     parts.append(_section("Over time", lines))
     parts.append(_section("Layers", "".join(chart_html(chart, True) for chart in charts if chart.key.startswith("layer-"))))
-    for run, name in zip(runs, names, strict=True):
+    if len(runs) > MOST_DETAILED:
+        parts.append('<p class="note">Every run has a page of its own: <code>autosparse report FOLDER/RUN</code>.</p>')
+    for run, name in zip(runs, names, strict=True) if len(runs) <= MOST_DETAILED else ():
         charts = [chart for chart in [curves.loss([run]), *_single_run_curves(run)] if not _empty(chart)]
         body = f'<p class="sub">{sections.badge(run)} {_method_words(run)}</p>{sections.tiles(run)}{_details(run, charts)}'
         parts.append(f'<details class="run"><summary>{escape(name)}</summary>{body}</details>')

@@ -28,6 +28,7 @@ RUNS = (
     Colour("#3f8fa8", "#9adbe8"),
     Colour("#7a4a21", "#d3a27a"),
 )
+SHAPES = ("dot", "square", "triangle")
 DENSE = Colour("#6f7785", "#a3abb9")
 
 # From first to last layer; lightness changes steadily, so that the order survives printing in grey.
@@ -43,6 +44,11 @@ DEPTHS = (
 def of_run(place: int) -> Colour:
     """The colour of the run at this position."""
     return RUNS[place % len(RUNS)]
+
+
+def shape_of_run(place: int) -> str:
+    """The shape of its mark: it changes where the colours begin again."""
+    return SHAPES[place // len(RUNS) % len(SHAPES)]
 
 
 def of_layer(place: int, count: int) -> Colour:

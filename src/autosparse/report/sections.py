@@ -33,7 +33,8 @@ def tiles(run: Run) -> str:
     """The most important figures."""
     row = compare_runs([run])[0]
     shown: list[tuple[str, str, str]] = []
-    against = "" if row.base is None or run.is_dense else f"dense {row.base:.2f} %, drop {row.drop or 0:.2f} %"
+    gap = None if row.base is None or row.accuracy is None else row.accuracy - row.base
+    against = "" if gap is None or run.is_dense else f"dense {row.base:.2f} %: {gap:+.2f} points"
     if row.accuracy is not None:
         shown.append(("Token accuracy" if run.translates else "Accuracy", f"{row.accuracy:.2f} %", against))
     if row.bleu is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autosparse.common.tables import Table
 from autosparse.common.tensors import precise
+from autosparse.sparsifier.report_html import HEADINGS, html
 from autosparse.sparsifier.speed import Speed
 
 if TYPE_CHECKING:
@@ -37,6 +41,12 @@ class LayerReport:
     @property
     def density(self) -> float:
         return 1 - self.sparsity
+
+    def cells(self) -> tuple[Any, ...]:
+        """The row of the table."""
+        threshold = "-" if self.threshold is None else f"{self.threshold:.4g}"
+        macs = "-" if self.macs is None else self.macs
+        return self.name, self.kind, self.weights, self.zeros, f"{self.sparsity:.2%}", threshold, macs, self.computed
 
 
 @dataclass(frozen=True)
@@ -80,32 +90,30 @@ class Report:
         totals = {"weights": self.weights, "zeros": self.zeros, "sparsity": self.sparsity}
         return {**asdict(self), **totals, "layers": layers, "controller": self.controller}
 
-    def __str__(self) -> str:
-        rows = [
-            (
-                layer.name,
-                layer.kind,
-                layer.weights,
-                layer.zeros,
-                f"{layer.sparsity:.2%}",
-                "-" if layer.threshold is None else f"{layer.threshold:.4g}",
-                "-" if layer.macs is None else layer.macs,
-                layer.computed,
-            )
-            for layer in self.layers
-        ]
+    @property
+    def title(self) -> str:
+        return f"{self.method}: epoch {self.epoch} of {self.epochs}, step {self.step}"
+
+    def totals(self) -> tuple[Any, ...]:
+        """The last row of the table."""
         macs = [layer.macs for layer in self.layers if layer.macs is not None]
         total_macs = sum(macs) if len(macs) == len(self.layers) else "-"
-        notes = [self.compute, *([str(self.speed)] if self.speed else []), *self.notes, *self.events]
+        return "total", "", self.weights, self.zeros, f"{self.sparsity:.2%}", "", total_macs, ""
+
+    def lines(self) -> list[str]:
+        """What is said below the table."""
+        lines = [self.compute, *([str(self.speed)] if self.speed else []), *self.notes, *self.events]
         if self.train_fraction is not None and self.test_fraction is not None:
-            notes.insert(0, f"Train F {self.train_fraction:.3f}, Test F {self.test_fraction:.3f} of the dense run's FLOPs")
-        return Table(
-            headings=("layer", "kind", "weights", "zeros", "sparsity", "threshold", "MACs", "computed"),
-            rows=rows,
-            totals=("total", "", self.weights, self.zeros, f"{self.sparsity:.2%}", "", total_macs, ""),
-            title=f"{self.method}: epoch {self.epoch} of {self.epochs}, step {self.step}",
-            notes=notes,
-        ).text()
+            lines.insert(0, f"Train F {self.train_fraction:.3f}, Test F {self.test_fraction:.3f} of the dense run's FLOPs")
+        return lines
+
+    def __str__(self) -> str:
+        rows = [layer.cells() for layer in self.layers]
+        return Table(HEADINGS, rows, self.totals(), self.title, self.lines()).text()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return html(self)
 
 
 class RunCost:
@@ -164,6 +172,14 @@ def make_report(sp: Sparsifier) -> Report:
     )
 
 
+def save_page(sp: Sparsifier, path: str | PathLike[str], **facts: Any) -> Path:
+    """The page of the application for a run in any loop."""
+    # by name, since pages are made two floors above: a Sparsifier works without them
+    pages = importlib.import_module("autosparse.report.loops")
+    written: Path = pages.save_page(sp, Path(path), **facts)
+    return written
+
+
 def mean_thresholds(layers: Sequence[Layer]) -> list[float | None]:
     """The mean threshold of every layer that has one, in one sync."""
     values = [layer.parametrization.threshold_values() if layer.attached else None for layer in layers]
@@ -176,7 +192,7 @@ def epoch_record(sp: Sparsifier, loss: float | None) -> dict[str, Any]:
     """What is kept of every epoch, for reports and figures."""
     densities, sizes = sp.densities(), [layer.numel for layer in sp.layers]
     zeros = sum((1 - density) * size for density, size in zip(densities, sizes, strict=True))
-    return {
+    record = {
         "epoch": sp.epoch,
         "step": sp.step,
         "loss": loss,
@@ -185,3 +201,6 @@ def epoch_record(sp: Sparsifier, loss: float | None) -> dict[str, Any]:
         "densities": densities,
         "thresholds": mean_thresholds(sp.layers),
     }
+    if sp.ledger.profile is not None:
+        record |= {"train_fraction": sp.ledger.train_fraction, "test_fraction": sp.ledger.test_fraction(densities)}
+    return record

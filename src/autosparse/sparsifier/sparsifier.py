@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from autosparse.sparsifier.exchange import Exchange, exchange_through
 from autosparse.sparsifier.first_step import FirstStep
 from autosparse.sparsifier.guard import Event, Guard, GuardState, named_if_broken, refuse_broken, watch
 from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap, warn_without_decay
-from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report
+from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report, save_page
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
 from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
 from autosparse.sparsifier.state import Restart, load_state, save_state, share_state, start_again_if_loaded
@@ -157,6 +159,10 @@ class Sparsifier:
     def report(self) -> Report:
         """Per layer and overall: the only source of such numbers."""
         return make_report(self)
+
+    def save_report(self, path: str | PathLike[str], **facts: Any) -> Path:
+        """Write the run as one HTML page; `title`, `accuracy` (one, or one per epoch) and `base_accuracy` are shown with it."""
+        return save_page(self, path, **facts)
 
     @property
     def density_floor(self) -> float:
