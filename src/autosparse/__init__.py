@@ -21,6 +21,7 @@ _NAMES = {
     "methods.annealing": ("GradientAnnealing",),
     "methods.autotune": ("AutoTune", "ReferenceRecorder", "threshold_decay"),
     "sparsifier": ("Sparsifier", "sparsify"),
+    "sparsifier.quantize_aware": ("quantize_aware",),
     "sparsifier.recalibration": ("recalibrate",),
     "sparsifier.zeros": ("keep_zeros", "prune"),
     "cost": ("profile",),
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier as Sparsifier
     from autosparse.sparsifier import sparsify as sparsify
     from autosparse.sparsifier.estimate import estimate as estimate
+    from autosparse.sparsifier.quantize_aware import quantize_aware as quantize_aware
     from autosparse.sparsifier.recalibration import recalibrate as recalibrate
     from autosparse.sparsifier.zeros import keep_zeros as keep_zeros
     from autosparse.sparsifier.zeros import prune as prune

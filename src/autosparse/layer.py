@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
+from autosparse.common.parametrized import own_class
 from autosparse.common.tensors import whole
 from autosparse.parametrizations import SparseParametrization
+from autosparse.quantization.fake import FakeQuantizedWeight
 
 PARTS = "_parts"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -125,6 +127,8 @@ class Layer:
         held = {name: whole(each.detach()) for name, each in self.parametrization.named_parameters()}
         with torch.no_grad():
             effective: Tensor = functional_call(self.parametrization, held, (self.weight(),))
+            for part in list(self._list())[1:]:
+                effective = part(effective) if isinstance(part, FakeQuantizedWeight) else effective
         return effective
 
     def active(self) -> Tensor:
@@ -150,7 +154,7 @@ class Layer:
         """Remove the parametrization; what is stored stays as it is."""
         vars(self).pop(PARTS, None)
         for place in self.places:
-            _own_class(place.module)
+            own_class(place.module)
             parametrize.remove_parametrizations(place.module, place.tensor, leave_parametrized=False)
             for hooks, hook in (
                 (place.module._forward_hooks, _drop_graph),
@@ -163,13 +167,6 @@ class Layer:
 def _hooks_of(hooks: Mapping[int, Any], hook: Callable[..., Any]) -> list[int]:
     """The keys of a hook; torch wraps those of load_state_dict."""
     return [key for key, registered in hooks.items() if getattr(registered, "hook", registered) is hook]
-
-
-def _own_class(module: nn.Module) -> None:
-    """Deep copies share the class that torch made for the original: taking a property from it would break all of them."""
-    shared = type(module)
-    content = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(shared.__name__, shared.__bases__, content)
 
 
 def _drop_graph(module: nn.RNNBase, args: Any, output: Any) -> None:

@@ -42,7 +42,7 @@ def session(model: nn.Module, runner: nn.Module, precision: str) -> Session:
     return cast(Session, found)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
 def test_the_loss_and_its_gradients_are_those_of_all_logits(
     precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

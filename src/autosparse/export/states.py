@@ -14,6 +14,7 @@ from autosparse.common.precisions import PRECISIONS, precision_name
 from autosparse.common.tensors import is_sharded
 from autosparse.parametrizations import SparseParametrization
 from autosparse.quantization.affine import WEIGHT_LIMIT, quantize_weight, weight_scales
+from autosparse.quantization.fake import is_quantization_aware
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISIONS}
 
@@ -61,6 +62,8 @@ def refuse_sparsified(model: nn.Module) -> None:
                     f"the model is still being trained sparsely ({name or 'the model itself'} has its threshold or mask on): "
                     "call sp.finalize() first, or save sp.dense_state_dict()"
                 )
+    if is_quantization_aware(model):
+        raise ValueError("the model still trains with fake quantization: call finalize() on what quantize_aware returned first")
 
 
 def compact(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from autosparse.common.precisions import long_spelling
 from autosparse.data import config
 from autosparse.data.config import DataConfig, ImageData, TranslationData
 from autosparse.recipes.errors import Problems
@@ -126,7 +127,12 @@ class TrainBlock(Block):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     clip: float | None = Field(None, gt=0, description="Largest norm of the weights' gradients; thresholds are left out.")
     accumulate: int = Field(1, ge=1, description="Batches a step is split into, to save memory; the result is the same step.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs the forward pass under autocast.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16 (or bf16) runs the forward pass under autocast."
+    )
+    int8_epochs: int = Field(
+        0, ge=0, description="Last epochs that train with weights and inputs rounded as in int8, for models that lose in int8."
+    )
     compile: bool = Field(False, description="torch.compile the model.")
     compute: Literal["auto", "dense", "sparse"] = Field("auto", description="How sparse layers run on a CPU; auto measures.")
     channels_last: bool = False
@@ -139,6 +145,11 @@ class TrainBlock(Block):
     save_minutes: float = Field(10.0, gt=0, description="Longest time between checkpoints; every epoch ends with one too.")
     dense_beside: bool = Field(False, description="Train the dense model of the same length too, to compare with.")
     score_batches: int = Field(4, ge=1, description="Batches that SNIP, GraSP and SynFlow look at before training.")
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _other_spellings(cls, value: Any) -> Any:
+        return long_spelling(value)
 
 
 class PaperBlock(Block):
@@ -218,6 +229,10 @@ class Recipe(Block):
         train, method = self.train, self.method
         if isinstance(self.data, ImageData) and self.data.batch_size % train.accumulate:
             yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} images evenly"
+        if train.int8_epochs > train.epochs:
+            yield f"train.int8_epochs: {train.int8_epochs} is more than the run's {train.epochs} epochs"
+        if train.int8_epochs and (train.compile or train.strategy == "fsdp"):
+            yield "train.int8_epochs: layers change while the run goes on, which compile and strategy: fsdp do not allow"
         if train.strategy == "fsdp" and train.compute == "sparse":
             yield "train.compute: sparse cannot run with strategy: fsdp, which shards the weights; leave it out"
         if self.initial_zeros and (self.initial_weights is None or self.dense):

@@ -13,6 +13,7 @@ from torch import nn
 from autosparse.common.warnings import warn
 from autosparse.kernels import library
 from autosparse.parametrizations import SparseParametrization
+from autosparse.quantization.fake import is_quantization_aware
 from autosparse.serving.attempts import BY_DESIGN, Route, serve
 from autosparse.serving.decoders import deployed_class
 from autosparse.serving.deployed import Deployed, Prepared
@@ -62,6 +63,8 @@ def check(model: nn.Module, example: Example, threads: int | None) -> None:
         raise ValueError(f"threads={threads}; give 1 or more, or None for torch's own number")
     if any(isinstance(part, SparseParametrization) for part in model.modules()):
         raise ValueError("the model still carries its training parametrizations: call sparsifier.finalize() first, then deploy")
+    if is_quantization_aware(model):
+        raise ValueError("the model still trains with fake quantization: call finalize() on what quantize_aware returned first")
     for tensor in (*model.parameters(), *example.tensors()):
         if tensor.device.type != "cpu":
             raise ValueError(

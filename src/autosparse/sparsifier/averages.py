@@ -13,6 +13,7 @@ from autosparse.compute import activation_sparsity, fused_forward
 from autosparse.compute.compute import Compute
 from autosparse.cost import Recorder
 from autosparse.layer import Layer
+from autosparse.quantization import fake
 from autosparse.sparsifier import plain
 from autosparse.sparsifier.first_step import FirstStep
 from autosparse.sparsifier.state import Restart
@@ -30,6 +31,7 @@ def finalize_copy(averaged: nn.Module, layers: Sequence[Layer], orders: plain.Or
     Compute().choose("dense", copies, model)
     fused_forward.remove(model)
     names = {place.module: place.module_name for layer in layers for place in layer.places}
+    fake.remove(model)
     plain.bake(copies, {model.get_submodule(names[module]): order for module, order in orders.items()}, masks)
     _drop_hooks(model)
     return model

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from autosparse.common.tensors import assign, is_sharded, precise, whole
 from autosparse.common.warnings import warn
 from autosparse.layer import Layer
+from autosparse.quantization.fake import plain_entries
 
 Orders = dict[nn.Module, list[str]]
 
@@ -29,7 +30,7 @@ def state(model: nn.Module, layers: Sequence[Layer], keys: Sequence[str]) -> dic
     effective = {layer.name: layer.effective().clone() for layer in layers}
     result: dict[str, Tensor] = {}
     copies: dict[int, Any] = {}  # a tied tensor stays one tensor
-    for key, value in model.state_dict(keep_vars=True).items():
+    for key, value in plain_entries(model, rounded=True).items():
         prefix, _, rest = key.partition("parametrizations.")
         if not rest or prefix + rest.split(".")[0] not in places:
             if id(value) not in copies:
@@ -44,7 +45,7 @@ def state(model: nn.Module, layers: Sequence[Layer], keys: Sequence[str]) -> dic
 def load(model: nn.Module, layers: Sequence[Layer], state_dict: Mapping[str, Tensor]) -> None:
     """Load a plain state_dict into a sparsified model; nothing is written unless everything fits."""
     targets = {place.key: layer for layer in layers for place in layer.places}
-    others = {key: value for key, value in model.state_dict().items() if not _belongs(key, targets)}
+    others = {key: value for key, value in plain_entries(model, rounded=False).items() if not _belongs(key, targets)}
     expected = {
         **{key: layer.shape for key, layer in targets.items()},
         **{key: value.shape if isinstance(value, Tensor) else None for key, value in others.items()},

@@ -21,6 +21,7 @@ from autosparse.compute.compute import Compute, LayerPlan
 from autosparse.cost import Ledger, Profile, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
+from autosparse.quantization import fake
 from autosparse.sparsifier import plain
 from autosparse.sparsifier.averages import finalize_copy
 from autosparse.sparsifier.exchange import Exchange, exchange_through
@@ -365,6 +366,7 @@ class Sparsifier:
             into.load_state_dict(self.dense_state_dict())
             return into
         self._compute.choose("dense", self.layers, self.model)
+        fake.remove(self.model)
         plain.bake(self.layers, self._orders)
         if self._binding:
             self._binding.remove()

@@ -13,7 +13,9 @@ from autosparse.common.files import read_json, write_json
 from autosparse.common.packages import need
 from autosparse.data import Data, open_data
 from autosparse.models.beam import beam_search
+from autosparse.quantization import fake
 from autosparse.recipes.recipe import Recipe
+from autosparse.sparsifier.quantize_aware import attach_as_saved
 from autosparse.training import build, checkpoints
 from autosparse.training.finished import held_out_data, load_model
 from autosparse.training.folder import RunFolder
@@ -39,7 +41,7 @@ def bleu(
     split: str = "test",
     beam: int = 4,
     length_penalty: float = LENGTH_PENALTY,
-    precision: str = "fp32",
+    precision: str = "float32",
 ) -> Bleu:
     """BLEU by sacrebleu of plain text against plain references; `split` is "test" or "validation"."""
     text = data.text
@@ -62,7 +64,7 @@ def translate(
     *,
     beam: int = 4,
     length_penalty: float = LENGTH_PENALTY,
-    precision: str = "fp32",
+    precision: str = "float32",
 ) -> list[str]:
     """Translations in the order of the sentences; sentences of similar length are translated together."""
     text, padding_id = data.text, data.padding_id
@@ -188,10 +190,13 @@ def _from_checkpoint(run: RunFolder, recipe: Recipe, name: str) -> nn.Module:
     model = build.build_model(recipe.model, data)
     method = build.make_method(recipe, run.reference if run.reference.exists() else None)
     if method is None:
+        attach_as_saved(model, state["model"])
         model.load_state_dict(state["model"])
+        fake.remove(model)
         return model
     inputs, _ = next(iter(data.train.epoch(0)))
     sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1] for tensor in inputs))
+    attach_as_saved(sp, state["model"])
     model.load_state_dict(state["model"])
     sp.load_state_dict(state["sparsifier"])
     return sp.finalize()

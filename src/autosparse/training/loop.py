@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autosparse.common.ranks import mean_over_ranks
+from autosparse.quantization.fake import is_quantization_aware
+from autosparse.sparsifier.quantize_aware import attach
 from autosparse.training.rates import learning_rate, retrain_share
 from autosparse.training.records import is_best, metrics, moment
 from autosparse.training.session import Session
 from autosparse.training.signals import Stopped
 from autosparse.training.validate import IGNORED, autocast, summed_loss, validate
 
+CALIBRATION = 8  # batches that fix the ranges of the int8 epochs
 CHECK_EVERY = 10  # steps between checks of the loss and, with several processes, of requests to stop
 
 
@@ -24,6 +28,7 @@ def fit(session: Session, epochs: int) -> None:
     session.progress.start(title, epochs * session.steps, session.position.step)
     try:
         while session.position.epoch < epochs:
+            begin_int8(session, epochs)
             train_epoch(session)
             close_epoch(session)
     except ValueError:
@@ -31,6 +36,22 @@ def fit(session: Session, epochs: int) -> None:
         raise
     finally:
         session.progress.stop()
+
+
+def begin_int8(session: Session, epochs: int) -> None:
+    """From the first of the recipe's int8 epochs on, weights and inputs are rounded; a resumed run has them so already."""
+    settings = session.recipe.train
+    begins = epochs - settings.int8_epochs
+    if not settings.int8_epochs or session.position.epoch < begins or is_quantization_aware(session.model):
+        return
+    if session.processes.world > 1:
+        raise ValueError("train.int8_epochs works in one process alone: every process would find other ranges")
+    batches = (inputs for inputs, _ in itertools.islice(session.data.train.epoch(session.position.epoch), CALIBRATION))
+
+    def run(model: nn.Module, inputs: tuple[Tensor, ...]) -> object:
+        return model(*(tensor.to(session.device) for tensor in inputs))
+
+    attach(session.sp or session.model, batches, run)
 
 
 def train_epoch(session: Session) -> None:

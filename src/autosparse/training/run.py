@@ -19,6 +19,7 @@ from autosparse.data import Data, open_data
 from autosparse.methods import Method
 from autosparse.methods.autotune import ReferenceRecorder
 from autosparse.methods.families.base import LooksAtData
+from autosparse.quantization.fake import plain_entries
 from autosparse.recipes.loading import dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import batch_norms, build, machine, randomness
@@ -220,7 +221,7 @@ class _Runner:
 
 def dense_of(recipe: Recipe) -> Recipe:
     """The same recipe without sparsity."""
-    train_block = recipe.train.model_copy(update={"dense_beside": False, "compute": "dense"})
+    train_block = recipe.train.model_copy(update={"dense_beside": False, "compute": "dense", "int8_epochs": 0})
     changes = {"method": {"name": "dense"}, "initial_zeros": False, "train": train_block, "paper": None}
     return recipe.model_copy(update=changes)
 
@@ -248,7 +249,7 @@ def finished_model(session: Session) -> nn.Module:
         plain = plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if session.sp is not None:
         return session.sp.finalize(into=plain)
-    plain.load_state_dict({name: whole(tensor) for name, tensor in session.model.state_dict().items()})
+    plain.load_state_dict({name: whole(tensor) for name, tensor in plain_entries(session.model, rounded=True).items()})
     return plain
 
 

@@ -15,6 +15,7 @@ from autosparse.methods import Method
 from autosparse.recipes.loading import dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.sparsifier import Sparsifier
+from autosparse.sparsifier.quantize_aware import attach_as_saved
 from autosparse.training import checkpoints, randomness
 from autosparse.training.build import stage_epochs
 from autosparse.training.folder import RunFolder
@@ -119,6 +120,7 @@ class Session:
                 f"torchrun --nproc-per-node {rest['world']} -m autosparse train --resume ..."
             )
         if not self.sharded:
+            attach_as_saved(self.sp or self.model, rest["model"])
             self.model.load_state_dict(rest["model"])
             self.optimizer.load_state_dict(rest["optimizer"])
         if self.sp is not None:
@@ -168,7 +170,7 @@ class Session:
         return Diverged(
             f"the loss or a weight is no longer a number (epoch {self.position.epoch + 1}, step {self.position.step}); "
             f"{saved}. Try a lower optimizer.lr, a longer warm-up "
-            "(schedule.warmup_epochs), train.clip=1.0, or train.precision=fp32"
+            "(schedule.warmup_epochs), train.clip=1.0, or train.precision=float32"
         )
 
     def local_weights(self) -> list[Tensor]:

@@ -26,8 +26,8 @@ class Score:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 where the recipe asks for it."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    """bfloat16 where the recipe asks for it."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def summed_loss(output: Tensor, target: Tensor, padding_id: int | None, label_smoothing: float = 0.0) -> Tensor:
@@ -44,7 +44,7 @@ def validate(
     device: torch.device,
     *,
     padding_id: int | None = None,
-    precision: str = "fp32",
+    precision: str = "float32",
     processes: Processes | None = None,
 ) -> Score:
     """Every sample of the split once; the model is left in evaluation mode."""
