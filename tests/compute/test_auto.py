@@ -285,3 +285,50 @@ def test_a_model_is_traced_once_per_plan(measured: Measured, monkeypatch: pytest
         run.sp._compute.plan(run.sp.layers, run.sp.densities, run.model)
         run.model(batch(0)[0])
     assert len(traced) == 1 + len(plans), "a plan that changes nothing keeps its trace"
+
+
+@needs_kernels
+def test_a_run_of_one_epoch_uses_the_kernels_as_soon_as_they_pay(measured: Measured) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    sp = autosparse.sparsify(model, AutoSparse(target_sparsity=0.8, target_ramp=0.5), epochs=1, steps_per_epoch=16)
+    optimizer = torch.optim.SGD(sp.param_groups(), lr=0.05)
+    sp.bind(optimizer)
+    passes = []
+    for step in range(16):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        passes.append(sp.state_dict()["compute"]["passes"].get("second.0"))
+    assert passes[0] is None, "too dense at first"
+    assert [True, True, False] in passes, "pruned weights receive gradients in the ramp"
+    assert passes[8:] == [[True, True, True]] * 8, "from its end on they do not, and the plan knows it at once"
+    assert len(measured.asked) == 1
+
+
+@needs_kernels
+def test_times_are_kept_from_the_moment_they_are_taken(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "times.json"
+    first = Run()
+    first.sp.keep_times(file)
+    first.train(1)
+    assert file.exists() == bool(measured.asked)
+    first.train(EPOCHS * STEPS, 1)
+    assert file.exists()
+    slow = Measured(100.0)  # this machine is busy now
+    monkeypatch.setattr(timing, "measure", slow)
+    again = Run()  # killed before anything was saved
+    again.sp.keep_times(file)
+    again.train(EPOCHS * STEPS)
+    assert again.passes == first.passes
+    assert again.losses == first.losses
+    assert slow.asked == []
+    file.write_text("{}")
+    other = Run()
+    with pytest.warns(autosparse.SparsityWarning, match="measured again"):
+        other.sp.keep_times(file)
+    other.train(EPOCHS * STEPS)
+    assert slow.asked

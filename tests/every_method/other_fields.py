@@ -21,6 +21,8 @@ GA = GradientAnnealing(alpha=0.3)
 SPARSE_ENDS = {"dense_first": False, "dense_last": False}
 ENDS = {"dense_first": Other(True), "dense_last": Other(True)}
 
+BUDGET = {"max_loss_increase": 0.01, "reference": (1.2,) * 4}  # which the loss exceeds by some
+
 LEARNED_THRESHOLD = {
     "s_init": Other(-4.0, {"start_sparsity": None}),
     "start_sparsity": Other(0.6),
@@ -28,6 +30,10 @@ LEARNED_THRESHOLD = {
     "threshold": Other("channel"),
     "target_sparsity": Other(0.7),
     "target_ramp": Other(0.2, {"target_sparsity": 0.7}),
+    "target_flops": Other(0.6, {"target_sparsity": None}),
+    "target_size": Other("5 kB", {"target_sparsity": None}),
+    "max_loss_increase": Other(0.9, {"target_sparsity": None, **BUDGET}),
+    "reference": Other((90.0,) * 4, {"target_sparsity": None, **BUDGET}),
 }
 MAGNITUDE = {
     "sparsity": Other(0.6),
@@ -67,6 +73,8 @@ AUTOSPARSE = {
     "shape": Other(2.0),
     "rescale": Other(True),
     "autotune": Other(AutoTune(epochs=2, reference=(1.0, 1.0))),
+    "preset": Other("fast"),
+    "alpha_per": Other("epoch", {"schedule": "linear"}),
 }
 SHARED_THRESHOLD = {
     **AUTOSPARSE,

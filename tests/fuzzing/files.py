@@ -16,9 +16,12 @@ from typing import Any
 import torch
 import yaml
 
+from autosparse.compute.kept_times import KeptTimes, read_times
+from autosparse.compute.planner import Planner, Sample, Times, Workload
 from autosparse.data.idx import read_idx
 from autosparse.data.tokenizer import read_tokenizer
 from autosparse.export import SparseModel, load_sparse, save_sparse
+from autosparse.kernels.geometry import Convolution
 from autosparse.methods.autotune import AutoTune
 from autosparse.recipes.loading import load_recipe
 from autosparse.serving import deploy, load_deployed
@@ -140,6 +143,7 @@ def targets(folder: Path) -> list[Target]:
         Target("a prepared model's description", prepared, "deployment.json", read_prepared, SEALED),
         Target("a prepared model's weights", prepared, "model.safetensors", read_prepared),
         Target("reference losses", FIXTURES / "reference.json", "reference.json", read_reference, JSON),
+        Target("measured times", write_times(folder / "times.json"), "times.json", read_kept_times, JSON),
         Target("a tokenizer", tokenizer, "tokenizer.json", lambda folder: read_tokenizer(folder / "tokenizer.json"), JSON),
         Target("idx images", idx, idx.name, lambda folder: read_idx(folder / idx.name, 3)),
     ]
@@ -189,6 +193,19 @@ def dump_sealed(value: Any) -> bytes:
 
 def read_reference(folder: Path) -> object:
     return AutoTune(epochs=1, reference=folder / "reference.json").losses()
+
+
+def write_times(path: Path) -> Path:
+    workload = Workload(Convolution(2, 4, (6, 6), 8, (3, 3)), False, 1)
+    times = Times(1.0, 1.0, 1.0, 0.1, (Sample(9, 0.1, 0.1, 0.1, 0.1), Sample(90, 0.2, 0.2, 0.2, 0.1, 0.3)))
+    planner = Planner(measure=lambda *_: times, clock=float)
+    KeptTimes(path).give(planner)
+    planner.times(workload)
+    return path
+
+
+def read_kept_times(folder: Path) -> object:
+    return read_times(folder / "times.json")
 
 
 def write_idx(path: Path) -> Path:

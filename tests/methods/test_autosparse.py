@@ -339,12 +339,19 @@ OTHER = {
     "alpha": 0.2, "schedule": "linear", "beta": 3.0, "zero_epoch": 1, "horizon": 3, "backward_sparsity": 0.5,
     "dense_grad_every": 2, "autotune": AutoTune(epochs=2, reference=[1.0, 1.0]), "s_init": -4.0, "start_sparsity": 0.6,
     "g": "exp", "threshold": "channel", "target_sparsity": 0.7, "target_ramp": 0.2, "shape": 2.0, "rescale": True,
+    "preset": "fast", "alpha_per": "epoch", "target_flops": 0.5, "target_size": "3 kB", "max_loss_increase": 0.9,
+    "reference": [9.0] * 5,
+}  # fmt: skip
+BASE = {
+    "beta": {"schedule": "exponential"}, "target_ramp": {"target_sparsity": 0.7},
+    "max_loss_increase": {"max_loss_increase": 0.01, "reference": [0.5] * 5},
+    "reference": {"max_loss_increase": 0.01, "reference": [0.5] * 5},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(AutoSparse)])
 def test_every_field_changes_behaviour(field, loop):
-    base = {"schedule": "exponential"} if field == "beta" else {"target_sparsity": 0.7} if field == "target_ramp" else {}
+    base = BASE.get(field, {})
     states = []
     for fields in (base, {**base, field: OTHER[field]}):
         torch.manual_seed(2)

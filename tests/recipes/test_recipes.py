@@ -268,10 +268,10 @@ def test_a_dense_run_by_override_has_no_dense_run_beside(override: str) -> None:
 def test_differences_are_readable() -> None:
     changed = load_recipe("digits", ["train.epochs=12", "method.zero_epoch=9", "train.threads=null", "sparsify.exclude=fc"])
     assert differences(load_recipe("digits"), changed) == [
+        "method.zero_epoch: ramp -> 9",
         "sparsify.exclude: None -> ['fc']",
         "train.epochs: 30 -> 12",
         "train.threads: 1 -> None",
-        "method.zero_epoch: (not given) -> 9",
     ]
     assert differences(changed, changed) == []
 
@@ -329,3 +329,27 @@ def test_the_plain_names_of_the_module() -> None:
     assert module.check(read_block(module.dump(recipe), "dumped"), "dumped") == recipe
     with pytest.raises(AttributeError, match="no attribute 'loads'"):
         module.loads  # noqa: B018
+
+
+def test_a_run_keeps_every_field_of_its_method(tmp_path):
+    from autosparse.recipes.loading import completed, dump_recipe
+
+    recipe = completed(load_recipe("digits"))
+    assert recipe.method["zero_epoch"] == "ramp"
+    assert recipe.method["alpha_per"] == "step"
+    assert recipe.method["target_ramp"] == 0.7
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == recipe
+
+
+def test_a_run_of_0_1_keeps_its_defaults(tmp_path):
+    from autosparse.recipes.loading import completed, dump_recipe
+
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("digits")))
+    method = completed(load_recipe(tmp_path / "recipe.yaml", of_run=True)).method
+    assert (method["preset"], method["zero_epoch"], method["alpha_per"]) == ("v0.1", "never", "epoch")
+
+
+def test_recipes_of_the_paper_move_alpha_per_epoch():
+    methods = [load_recipe(name).method for name in recipe_names() if name.startswith(("resnet50", "mobilenet", "wmt14"))]
+    assert {method.get("alpha_per") for method in methods if method["name"] == "autosparse"} == {"epoch"}

@@ -159,5 +159,5 @@ def test_losses_to_compare_with_are_written_again(fresh_workshop: Workshop) -> N
     RunFolder(Path("r/reference")).metrics.write_bytes(b"")
     run.reference.unlink()
     run.result.unlink()
-    with pytest.raises(ValueError, match=r"has lost the figures of epochs \[1\], which auto-tuning compares with"):
+    with pytest.raises(ValueError, match=r"has lost the figures of epochs \[1\], which this run compares with"):
         train(tuned, "r", resume=True, quiet=True)

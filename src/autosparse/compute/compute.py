@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from autosparse import kernels
 from autosparse.common.ranks import from_first_rank, leads, ranks
 from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
+from autosparse.compute.kept_times import KeptTimes
 from autosparse.compute.overrides import Override
 from autosparse.compute.planner import DENSE, Passes, Planner
 from autosparse.compute.proof import Proofs
@@ -56,6 +59,7 @@ class Compute:
         self.fuse = True  # batch norms, ReLUs and residual sums with the convolutions around them
         self.planner: Planner | None = None
         self.first_plan_is_due = False  # after the coming step, when the shapes of inputs are known
+        self.kept_times: KeptTimes | None = None  # where measured times are written at once
         self._records: dict[str, Override] = {}  # of layers that a kernel may serve
         self._traces = Traces()
         self._proofs = Proofs()
@@ -80,23 +84,33 @@ class Compute:
                 )
         elif mode == "auto" and kernels.available():
             self.planner = Planner()
+            if self.kept_times is not None and leads():
+                self.kept_times.give(self.planner)
             watched = {layer.name: routing.watch(layer) for layer in layers}
             self._records = {name: record for name, record in watched.items() if record is not None}
 
+    def keep_times(self, path: str | os.PathLike[str], layers: Sequence[Layer], model: nn.Module) -> None:
+        """Start over with the times of this file, which takes in all that are measured."""
+        self.kept_times = KeptTimes(Path(path))
+        self.choose(self.mode, layers, model)
+
     def plan(
         self, layers: Sequence[Layer], densities: Callable[[], Sequence[float]], model: nn.Module, rare: bool = False
-    ) -> None:
+    ) -> bool:
         """Under "auto": decide for every layer and pass, from times measured at its shape and its present density.
+
+        Gives whether any layer runs in another way now.
 
         `densities` are asked for only on the CPU: any other device would have to wait for them. `rare`: pruned weights
         receive gradients at few steps only, so plan for the steps between. All ranks follow rank 0.
         """
         if self.mode != "auto":
-            return
+            return False
         self.first_plan_is_due = False
         self._note_shapes({}, layers)
         if layers[0].stored.device.type != "cpu":
-            return
+            return False
+        before = self._passes
         present = densities()  # on every rank: a sharded model gathers its weights for them
         passes = {}
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
@@ -113,6 +127,7 @@ class Compute:
                 self.planner.load_state_dict(planned)
         if self.planner is not None:
             self._apply(passes, layers, model)
+        return self._passes != before
 
     @property
     def _shapes(self) -> dict[str, torch.Size]:
@@ -215,7 +230,9 @@ class Compute:
         if not same:
             self.choose("auto", layers, model)
             return
+        known = self.planner.state_dict()["times"]  # from the run's folder: measured after this state was saved
         self.planner.load_state_dict(state["planner"])
+        self.planner.add_times(known)
         self.first_plan_is_due = due
         self._note_shapes(state["shapes"], layers)
         self._unfuse()

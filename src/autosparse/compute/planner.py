@@ -155,6 +155,7 @@ class Planner:
         self._times: dict[Workload, Times] = {}
         self.decisions: dict[str, Decision] = {}
         self.seconds_spent = 0.0
+        self.measured: Callable[[Planner], None] | None = None  # called whenever something was
 
     def times(self, workload: Workload) -> Times:
         """The times of a workload, measured when they are first asked for."""
@@ -162,6 +163,8 @@ class Planner:
             begin = self._clock()
             self._times[workload] = self._measure(workload, SAMPLED_DENSITIES)
             self.seconds_spent += self._clock() - begin
+            if self.measured is not None:
+                self.measured(self)
         return self._times[workload]
 
     def considers(self, workload: Workload, density: float) -> bool:
@@ -195,6 +198,10 @@ class Planner:
         self.decisions[layer] = Decision(best, cost(best), cost(DENSE))
         return best
 
+    def add_times(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take in what was measured elsewhere, in plain values; what is known here stays."""
+        self._times = {**_all_times(rows), **self._times}
+
     def state_dict(self) -> dict[str, Any]:
         """Samples and decisions in plain values."""
         return {
@@ -208,14 +215,18 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the samples and decisions of another planner instead of one's own."""
-        self._times = {
-            _workload(each["workload"]): Times(**_others(each, "workload", "samples"), samples=_samples(each["samples"]))
-            for each in state["times"]
-        }
+        self._times = _all_times(state["times"])
         self.decisions = {
             layer: Decision(Passes(*each["passes"]), **_others(each, "passes")) for layer, each in state["decisions"].items()
         }
         self.seconds_spent = state["seconds_spent"]
+
+
+def _all_times(rows: Sequence[Mapping[str, Any]]) -> dict[Workload, Times]:
+    return {
+        _workload(each["workload"]): Times(**_others(each, "workload", "samples"), samples=_samples(each["samples"]))
+        for each in rows
+    }
 
 
 def _others(fields: Mapping[str, Any], *without: str) -> dict[str, Any]:

@@ -36,26 +36,36 @@ class GradientAnnealing:
         """The factor on alpha (eq. 2 to eq. 4)."""
         return schedules.annealing(self.schedule, epoch, horizon, self.beta)
 
-    def is_zero(self, epoch: int, epochs: int) -> bool:
-        return self.zero_epoch is not None and epoch >= in_epochs(self.zero_epoch, epochs)
+    def is_zero(self, epoch: int | float, epochs: int) -> bool:
+        return self.zero_epoch is not None and epoch >= in_epochs(self.zero_epoch, epochs, isinstance(epoch, float))
 
     def last_epoch(self, epochs: int) -> int:
         """The epoch at which the decay has come to its end."""
-        return epochs if self.horizon is None else max(1, in_epochs(self.horizon, epochs))
+        return epochs if self.horizon is None else max(1, round(in_epochs(self.horizon, epochs)))
 
-    def at(self, epoch: int, epochs: int) -> float:
-        """alpha of a whole epoch, counted from 0."""
-        return 0.0 if self.is_zero(epoch, epochs) else self.alpha * self.decay(epoch, self.last_epoch(epochs))
+    def at(self, epoch: int | float, epochs: int) -> float:
+        """alpha of a whole epoch, counted from 0, or of a moment within one: then parts of the run are not rounded."""
+        if self.is_zero(epoch, epochs):
+            return 0.0
+        last: float = self.last_epoch(epochs)
+        if isinstance(epoch, float) and self.horizon is not None:
+            last = in_epochs(self.horizon, epochs, exact=True)
+        return self.alpha * self.decay(epoch, last)
 
 
 def require_moment(name: str, value: int | float | None, least: int) -> None:
     """Refuse what is neither a whole epoch nor a part of the run."""
     if isinstance(value, float):
-        require(0 < value < 1, f"{name} = {value}; allowed: a whole number of epochs, or a part of the run between 0 and 1")
+        hint = f"; for whole epochs write {name} = {int(value)}" if value >= 1 and value.is_integer() else ""
+        require(
+            0 < value < 1, f"{name} = {value}; allowed: a whole number of epochs, or a part of the run between 0 and 1{hint}"
+        )
     else:
         require(value is None or value >= least, f"{name} = {value}; it must be at least {least}")
 
 
-def in_epochs(moment: int | float, epochs: int) -> int:
-    """A moment as a whole epoch: floats are parts of the run."""
-    return round(moment * epochs) if isinstance(moment, float) else moment
+def in_epochs(moment: int | float, epochs: int, exact: bool = False) -> int | float:
+    """A moment in epochs, whole ones unless `exact`: floats are parts of the run."""
+    if not isinstance(moment, float):
+        return moment
+    return moment * epochs if exact else round(moment * epochs)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from autosparse.common.warnings import warn
 from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
-from autosparse.methods.annealing import DEFAULT_ALPHA, GradientAnnealing
+from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.autotune import AlphaTuner, AutoTune
 from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require
 from autosparse.methods.families.learned_mask import per_channel
+from autosparse.methods.goals import SparsityGoal, goal_of
+from autosparse.methods.loss_budget import reference_losses
+from autosparse.methods.presets import EPOCH, NEVER, RAMP, STEP, preset_of, zero_moment
 from autosparse.methods.registry import register
-from autosparse.methods.target import MISS, TargetController
-from autosparse.methods.target_steering import refresh_reach, start_together, steer
+from autosparse.methods.steered_runs import controller_of, observe_loss, start_steering, steer_run, steering_notes
+from autosparse.methods.target_steering import refresh_reach, start_together
 from autosparse.parametrizations import SoftThreshold
 
 DEFAULT_START_SPARSITY = 0.3
@@ -23,8 +28,8 @@ PRUNE_MORE = (
     "or set target_sparsity"
 )
 UNLEARNED = ("shared", "sigma")  # one threshold for all layers, in units of each layer's spread under "sigma"
-RAMP = "ramp"
 START_GENTLY = "To keep what it has learned, start with start_sparsity=0."
+MOVES = 1000  # values that alpha takes over a run, at most: a longer run sets its gates every few steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,10 @@ class LearnedThreshold(Method):
     threshold: str = "layer"
     target_sparsity: float | None = None
     target_ramp: float = 0.7
+    target_flops: float | None = None
+    target_size: str | int | None = None
+    max_loss_increase: float | None = None
+    reference: Sequence[float] | str | None = None
 
     def __post_init__(self) -> None:
         require(self.g in THRESHOLD_FUNCTIONS, f"g = {self.g!r}; allowed: {', '.join(THRESHOLD_FUNCTIONS)}")
@@ -49,29 +58,37 @@ class LearnedThreshold(Method):
         both = self.s_init is not None and self.start_sparsity is not None
         require(not both, "give s_init or start_sparsity, not both: each sets where the thresholds start")
         require(self.s_init is None or math.isfinite(self.s_init), f"s_init = {self.s_init}; it must be a finite number")
-        if self.s_init is not None and self.target_sparsity is not None and self.g != "identity":
-            require(self.s_init < 0, f"s_init = {self.s_init}; with a target_sparsity it must be below 0")
+        goal = self.goal
+        if self.s_init is not None and goal is not None and self.g != "identity":
+            require(self.s_init < 0, f"s_init = {self.s_init}; with a {goal.field} it must be below 0")
         require(
             self.start_sparsity is None or 0 <= self.start_sparsity < 1,
             f"start_sparsity = {self.start_sparsity}; allowed: 0 <= start_sparsity < 1",
         )
-        require(
-            self.target_sparsity is None or 0 < self.target_sparsity < 1,
-            f"target_sparsity = {self.target_sparsity}; allowed: between 0 and 1, 0.9 means 90 % zeros",
-        )
         # d g/d s does not shrink with the threshold, so the loss throws it below 0 faster than a factor can raise it
-        unsteerable = self.g == "identity" and self.threshold not in UNLEARNED and self.target_sparsity is not None
+        unsteerable = self.g == "identity" and self.threshold not in UNLEARNED and goal is not None
         require(
             not unsteerable,
-            "target_sparsity cannot steer a learned threshold with g = identity: "
+            f"{goal.field if goal else ''} cannot steer a learned threshold with g = identity: "
             "use g='sigmoid' or 'exp', or threshold='shared'",
         )
+        require(
+            self.reference is None or self.max_loss_increase is not None,
+            "reference holds the losses that max_loss_increase compares with: set it too",
+        )
+        if self.reference is not None:
+            object.__setattr__(self, "reference", reference_losses(self.reference))
         require(0 < self.target_ramp <= 1, f"target_ramp = {self.target_ramp}; allowed: 0 < target_ramp <= 1")
 
     @property
+    def goal(self) -> SparsityGoal | None:
+        """What the run is steered to; None where decay and loss alone move the thresholds."""
+        return goal_of(vars(self))
+
+    @property
     def traits(self) -> Traits:
-        rises_by_decay = self.g != "identity" and self.threshold not in UNLEARNED and self.target_sparsity is None
-        decay = None if self.target_sparsity is None else 0.0
+        rises_by_decay = self.g != "identity" and self.threshold not in UNLEARNED and self.goal is None
+        decay = None if self.goal is None else 0.0
         return replace(
             super().traits,
             needs_decay=rises_by_decay,
@@ -82,17 +99,13 @@ class LearnedThreshold(Method):
         )
 
     def check(self, sp: Run) -> None:
-        floor = sp.density_floor
-        require(
-            self.target_sparsity is None or self.target_sparsity <= 1 - floor,
-            f"target_sparsity = {self.target_sparsity} cannot be met while every layer keeps a density of {floor}: "
-            f"pass density_floor below {1 - (self.target_sparsity or 0):.4g} to sparsify",
-        )
+        if self.goal is not None:
+            self.goal.check(sp)
+        if self.max_loss_increase is not None:
+            reference_losses(self.reference)
 
     def parts(self, sp: Run) -> dict[str, Stateful]:
-        if self.target_sparsity is None:
-            return {}
-        return {"controller": TargetController(self.target_sparsity, self.target_ramp, sp.total_steps)}
+        return {} if self.goal is None else {"controller": controller_of(self, sp)}
 
     def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
         shape = per_channel(layer) if self.threshold == "channel" else (1,)
@@ -111,8 +124,7 @@ class LearnedThreshold(Method):
             for layer, soft in layers:
                 soft.start_at(layer.weight(), sparsity)
         refresh_reach(layers)
-        if "controller" in sp.parts:
-            sp.parts["controller"].start(sp.sparsity())
+        start_steering(self, sp)
 
     def _warn_dead(self, sp: Run) -> None:
         dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
@@ -123,46 +135,22 @@ class LearnedThreshold(Method):
                 "such layers never recover by themselves. Use start_sparsity, or a lower s_init."
             )
 
-    def _warn_if_missed(self, sp: Run, zeroed: int) -> None:
-        assert self.target_sparsity is not None
-        reached = sp.sparsity()
-        if abs(reached - self.target_sparsity) > MISS:
-            warn(
-                f"target_sparsity = {self.target_sparsity}, reached {reached:.4f}: too few weights are left that "
-                "thresholds or the density floor allow to prune. Lower the learning rate, or clip gradients."
-            )
-        elif zeroed:
-            warn(
-                f"target_sparsity = {self.target_sparsity} was reached by setting {zeroed} weights to zero, since they "
-                "had grown beyond every threshold. Lower the learning rate, or clip gradients."
-            )
-
     def _backward_sparsity(self) -> float:
         return 0.0
 
     def after_step(self, sp: Run) -> None:
-        controller = sp.parts.get("controller")
-        if controller and controller.due(sp.step):
-            zeroed = steer(layer_parts(sp, SoftThreshold), controller, sp.step, sp.held_floor, sp.generator)
-            if zeroed:
-                sp.memory["zeroed"] = sp.memory.get("zeroed", 0) + zeroed
-            if sp.step == sp.total_steps:
-                self._warn_if_missed(sp, sp.memory.get("zeroed", 0))
+        steer_run(self, sp)
         if self._backward_sparsity() and self.gate(sp):  # nobody reads the backward set of a step whose gate is closed
             refresh_reach(layer_parts(sp, SoftThreshold))
 
+    def end_epoch(self, sp: Run, loss: float | None) -> None:
+        observe_loss(self, sp, loss)
+
     def at_target(self, sp: Run) -> bool:
-        return self.target_sparsity is None or sp.sparsity() >= self.target_sparsity - MISS
+        return self.goal is None or self.goal.is_met(sp)
 
     def notes(self, sp: Run) -> list[str]:
-        controller = sp.parts.get("controller")
-        if not controller or not controller.history:
-            return []
-        step, planned, reached, factor = controller.history[-1]
-        return [
-            f"target {self.target_sparsity:.1%}: at step {step} of {sp.total_steps} wanted {planned:.2%}, "
-            f"reached {reached:.2%} (factor on s {factor:.4f})"
-        ]
+        return steering_notes(self, sp)
 
 
 @register
@@ -189,24 +177,50 @@ class AutoSparse(LearnedThreshold):
     shape: float = 1.0
     rescale: bool = False
     autotune: AutoTune | None = None
+    preset: str | None = None
+    alpha_per: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.autotune is None:
-            object.__setattr__(self, "alpha", DEFAULT_ALPHA if self.alpha is None else self.alpha)
-        else:
+        if self.autotune is not None:
             require(self.alpha is None, "alpha comes from autotune: give AutoTune(start=...) instead of alpha")
+            require(self.alpha_per != STEP, "autotune moves alpha per epoch: leave alpha_per out")
             require(
-                self.target_sparsity is None,
-                "target_sparsity and autotune both decide how sparse the run becomes: choose one",
+                self.goal is None,
+                f"{self.goal.field if self.goal else ''} and autotune both decide how sparse the run becomes: choose one",
             )
+        self._fill_in()
         self.annealing()
+        require(self.alpha_per in (STEP, EPOCH), f"alpha_per = {self.alpha_per!r}; allowed: {STEP}, {EPOCH}")
         require(
             0 <= self.backward_sparsity < 1,
             f"backward_sparsity = {self.backward_sparsity}; allowed: 0 <= backward_sparsity < 1",
         )
         require(self.dense_grad_every >= 1, f"dense_grad_every = {self.dense_grad_every}; it must be at least 1")
         require(self.shape >= 1, f"shape = {self.shape}; allowed: from 1 (soft) to infinity (hard)")
+
+    def _fill_in(self) -> None:
+        """Give the fields that were left out the values of the preset."""
+        preset = preset_of(self.preset)
+        ramp = self.target_ramp if self.goal is not None else None
+        values = {
+            "alpha": None if self.autotune else preset.alpha,
+            "zero_epoch": zero_moment(preset, ramp, self.schedule == "constant"),
+            "alpha_per": EPOCH if self.autotune else preset.alpha_per,
+        }
+        defaults = {field.name: field.default for field in fields(self)}  # of a class with values of its own, such as ST3
+        for name, value in values.items():
+            if getattr(self, name) is None or (self.preset is not None and getattr(self, name) == defaults[name]):
+                object.__setattr__(self, name, value)
+
+    def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
+        if "alpha_per" in saved:
+            return super().as_saved(saved)
+        # a state of 0.1: no zero_epoch was never, and alpha moved per epoch
+        zero = NEVER if saved.get("zero_epoch") is None else saved["zero_epoch"]
+        left_out = self.zero_epoch == replace(self, zero_epoch=None).zero_epoch
+        method = replace(self, alpha_per=EPOCH, zero_epoch=zero if left_out else self.zero_epoch)
+        return method, {**saved, "alpha_per": EPOCH, "zero_epoch": zero}
 
     @property
     def traits(self) -> Traits:
@@ -219,7 +233,7 @@ class AutoSparse(LearnedThreshold):
             alpha=alpha,
             schedule=self.schedule,
             beta=self.beta,
-            zero_epoch=self._moment("zero_epoch", self.zero_epoch),
+            zero_epoch=None if self.zero_epoch == NEVER else self._moment("zero_epoch", self.zero_epoch),
             horizon=self._moment("horizon", self.horizon),
         )
 
@@ -227,8 +241,9 @@ class AutoSparse(LearnedThreshold):
         """Epochs or a part of the run; "ramp" is the end of the target's ramp, None where that is the end of the run."""
         if not isinstance(value, str):
             return value
-        require(value == RAMP, f"{name} = {value!r}; allowed: whole epochs, a part of the run between 0 and 1, or {RAMP!r}")
-        require(self.target_sparsity is not None, f"{name} = {RAMP!r} is the end of a target's ramp: set target_sparsity")
+        words = repr(RAMP) if name == "horizon" else f"{RAMP!r} or {NEVER!r}"
+        require(value == RAMP, f"{name} = {value!r}; allowed: whole epochs, a part of the run between 0 and 1, or {words}")
+        require(self.goal is not None, f"{name} = {RAMP!r} is the end of a target's ramp: set target_sparsity")
         return None if self.target_ramp == 1 else self.target_ramp
 
     def check(self, sp: Run) -> None:
@@ -263,12 +278,21 @@ class AutoSparse(LearnedThreshold):
         annealing, tuner = self.annealing(), sp.parts.get("tuner")
         if tuner and not annealing.is_zero(sp.epoch, sp.epochs):
             return float(tuner.alpha_at(sp.epoch, annealing.decay, annealing.last_epoch(sp.epochs)))
-        return annealing.at(sp.epoch, sp.epochs)
+        return annealing.at(self._now(sp), sp.epochs)
+
+    def _now(self, sp: Run) -> int | float:
+        """Epochs done; with the part of the present one where alpha moves per step."""
+        if self.alpha_per == EPOCH:
+            return sp.epoch
+        pace = max(1, sp.total_steps // MOVES)
+        by_steps = sp.step // pace * pace / sp.steps_per_epoch
+        return float(min(max(by_steps, sp.epoch), sp.epoch + 1))  # epochs may be longer or shorter than was told
 
     def gate(self, sp: Run) -> float:
         return sp.alpha if sp.step % self.dense_grad_every == 0 else 0.0
 
     def end_epoch(self, sp: Run, loss: float | None) -> None:
+        super().end_epoch(sp, loss)
         tuner = sp.parts.get("tuner")
         if tuner and not tuner.tuned:
             if loss is None:

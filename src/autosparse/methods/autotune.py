@@ -105,6 +105,13 @@ class AutoTune:
         return sentences
 
 
+def read_losses(reference: Sequence[float] | str | os.PathLike[str]) -> tuple[float, ...]:
+    """Reference losses as they are given, or from the file that ReferenceRecorder wrote."""
+    if isinstance(reference, (str, os.PathLike)):
+        return _read_reference(Path(reference))[0]
+    return _checked_losses(reference, "reference")
+
+
 def _read_reference(path: Path) -> tuple[tuple[float, ...], dict[str, object]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autosparse.methods.autosparse import RAMP, AutoSparse
+from autosparse.methods.autosparse import AutoSparse
 from autosparse.methods.families.base import About
+from autosparse.methods.presets import RAMP
 from autosparse.methods.registry import register
 
 HIGH_SPARSITY = 0.95  # above it the authors halve the gradient of pruned weights
@@ -33,7 +34,7 @@ class Feather(AutoSparse):
     shape: float = 3.0
 
     def __post_init__(self) -> None:
-        if self.alpha is None and self.autotune is None:
+        if self.alpha is None and self.autotune is None and self.preset is None:
             object.__setattr__(self, "alpha", 0.5 if (self.target_sparsity or 0) > HIGH_SPARSITY else 1.0)
         super().__post_init__()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autosparse.methods.autosparse import RAMP, AutoSparse
+from autosparse.methods.autosparse import AutoSparse
 from autosparse.methods.families.base import About, require
+from autosparse.methods.presets import RAMP
 from autosparse.methods.registry import register
 
 

@@ -34,6 +34,8 @@ class TargetController:
         self.total_steps = total_steps
         self.every = every if every is not None else min(100, max(1, round(total_steps / 80)))
         self.max_decay = max_decay
+        self.miss = MISS  # distance that is too far
+        self._given = target
         self.start_sparsity: float | None = None
         self.history: list[tuple[int, float, float, float]] = []  # step, sparsity on the ramp, sparsity reached, factor
 
@@ -41,6 +43,11 @@ class TargetController:
         """Record S_i, the overall sparsity before the first step."""
         require(0.0 <= sparsity <= 1.0, "sparsity", sparsity, "[0, 1]")
         self.start_sparsity = float(sparsity)
+
+    def aim(self, target: float, miss: float) -> None:
+        """Set the sparsity to end with, where it follows from a goal in other units."""
+        require(0.0 <= target < 1.0, "target", target, "[0, 1), the fraction of zeros at the end")
+        self.target, self.miss = target, miss
 
     def due(self, step: int) -> bool:
         """Whether thresholds move after `step` optimizer steps: every `every` steps and after the last."""
@@ -64,14 +71,14 @@ class TargetController:
     def insists(self, step: int, reached: float) -> bool:
         """Whether the target must be met now, whatever it takes: halfway from the ramp's end to the run's end it is late."""
         late = step >= (1 + self.ramp) / 2 * self.total_steps
-        return late and abs(reached - self.target) > MISS
+        return late and abs(reached - self.target) > self.miss
 
     def record(self, step: int, planned: float, reached: float, factor: float) -> None:
         """Keep one move for the report."""
         self.history.append((int(step), float(planned), float(reached), float(factor)))
 
     def _identity(self) -> dict[str, Any]:
-        named = {"target": self.target, "ramp": self.ramp, "total_steps": self.total_steps}
+        named = {"target": self._given, "ramp": self.ramp, "total_steps": self.total_steps}
         return {**named, "every": self.every, "max_decay": self.max_decay}
 
     def state_dict(self) -> dict[str, Any]:

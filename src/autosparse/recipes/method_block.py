@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +60,7 @@ def check_method(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_method(block: Mapping[str, Any], reference: Any = None) -> Any:
-    """The method of a recipe's `method` block; `reference` are the dense losses that auto-tuning needs."""
+    """The method of a recipe's `method` block; `reference` are the dense losses that auto-tuning or a loss budget needs."""
     import autosparse
     from autosparse.methods import METHODS
 
@@ -67,6 +68,8 @@ def build_method(block: Mapping[str, Any], reference: Any = None) -> Any:
     name = fields.pop("name")
     if reference is not None and isinstance(fields.get("autotune"), Mapping):
         fields["autotune"] = {**fields["autotune"], "reference": reference}
+    elif reference is not None and fields.get("max_loss_increase") is not None:
+        fields["reference"] = reference
     hints = typing.get_type_hints(METHODS[name])
     place = "method"
     try:
@@ -81,6 +84,28 @@ def build_method(block: Mapping[str, Any], reference: Any = None) -> Any:
         return autosparse.method(name, **fields)
     except (ValueError, TypeError) as error:
         raise Problems([f"{place}: {error}"]) from error
+
+
+def complete_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The block with every field of its method that has a value, so that other defaults do not change what it means."""
+    if block["name"] == DENSE:
+        return dict(block)
+    method = build_method(block)
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    return check_method({**{field: value for field, value in values.items() if _is_plain(value)}, **block})
+
+
+def of_older_version(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The block of a run's folder with the defaults of the version that wrote it: those of 0.1 have no `alpha_per`."""
+    if block.get("name") != "autosparse" or "alpha_per" in block:
+        return dict(block)
+    return {"preset": "v0.1", **block}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from autosparse.recipes.method_block import DENSE, build_method, check_method
 
 __all__ = ["DENSE", "Recipe", "build_method"]
 
+GOALS = ("target_sparsity", "target_flops", "target_size", "max_loss_increase")  # each moves the thresholds by itself
+
 
 class Block(config.Block):
     """A frozen block whose unknown keys, infinite numbers and truth values in place of numbers are errors."""
@@ -241,9 +243,10 @@ class Recipe(Block):
             yield "train.dense_beside: compares with a dense run, but this recipe is dense itself; leave it out"
         if self.optimizer.nesterov and (self.optimizer.name != "sgd" or not self.optimizer.momentum):
             yield "optimizer.nesterov: needs name: sgd with a momentum above 0"
+        goals = [goal for goal in GOALS if method.get(goal) is not None]
         for field in ("threshold_decay", "threshold_decay_total"):
-            if getattr(self.optimizer, field) and method.get("target_sparsity") is not None:
-                yield f"optimizer.{field}: method.target_sparsity moves the thresholds by itself; give one of the two"
+            if getattr(self.optimizer, field) and goals:
+                yield f"optimizer.{field}: method.{goals[0]} moves the thresholds by itself; give one of the two"
         target, floor = method.get("target_sparsity"), self.sparsify.density_floor
         if target is not None and self.sparsify.guard and target > 1 - floor:
             yield f"method.target_sparsity: {target} cannot be met while sparsify.density_floor keeps {floor} of every layer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -28,6 +29,7 @@ from autosparse.sparsifier.exchange import Exchange, exchange_through
 from autosparse.sparsifier.first_step import FirstStep
 from autosparse.sparsifier.guard import Event, Guard, GuardState, named_if_broken, refuse_broken, watch
 from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimizers, find_groups, unwrap, warn_without_decay
+from autosparse.sparsifier.replanning import is_open, plan_again
 from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report, save_page
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
 from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
@@ -104,6 +106,8 @@ class Sparsifier:
         self.guard = GuardState(limits) if limits and method.traits.guarded else None
         baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
         self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
+        if costs:
+            self.ledger.set_profile(costs)
         self._compute = Compute()
         self._binding: Binding | None = None
         self._pending: Tensor | None = None
@@ -120,8 +124,6 @@ class Sparsifier:
         self._loading = model.register_load_state_dict_post_hook(Restart(self))  # type: ignore[no-untyped-call]
         self.first_step = FirstStep(self)
         self._recorder = None if costs else Recorder(model, done=self.ledger.set_profile)
-        if costs:
-            self.ledger.set_profile(costs)
         for layer in self.layers:
             layer.attach(method.parametrization(layer, self))
         self._started = False
@@ -188,6 +190,11 @@ class Sparsifier:
         self._require_attached()
         self._compute.fuse = fuse
         self._compute.choose(mode, self.layers, self.model)
+
+    def keep_times(self, path: str | os.PathLike[str]) -> None:
+        """Write measured times to this file the moment they are taken, and plan from what it holds: resuming stays exact."""
+        self._require_attached()
+        self._compute.keep_times(path, self.layers, self.model)
 
     def layer_plans(self) -> list[LayerPlan]:
         """How every layer runs now, with the planner's times where it has measured."""
@@ -431,8 +438,8 @@ class Sparsifier:
         for layer in self.layers:
             layer.parametrization.open_gate(0.0 if layer.name in escaped else gate)
 
-    def _plan(self, densities: Callable[[], Sequence[float]]) -> None:
-        self._compute.plan(self.layers, densities, self.model, self.method.traits.gate_is_rare)
+    def _plan(self, densities: Callable[[], Sequence[float]]) -> bool:
+        return self._compute.plan(self.layers, densities, self.model, self.method.traits.gate_is_rare)
 
     def _before_step(self) -> bool:
         if not self._checked_first_step:
@@ -445,13 +452,13 @@ class Sparsifier:
         self._clock.tick()
         self.ledger.add(self._pending)
         self.step += 1
+        was_open = is_open(self)
+        self._alpha = self.method.annealed(self)
         if self.guard and (self.step % self.guard.config.interval(self.total_steps) == 0 or self.step == self.total_steps):
             watch(self.layers, self.guard, self.step)
         self.method.after_step(self)
         self._set_gates()
-        if self._compute.first_plan_is_due:
-            self._plan(self.densities)
-            self._clock.restart()
+        plan_again(self, was_open)
 
     def _check_first_step(self) -> None:
         assert self._binding is not None

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
 
 VERSION = 1
+NAMES_ONLY = ("preset",)  # fields that only give values to others, which are compared
 
 
 def save_state(sp: Sparsifier) -> dict[str, Any]:
     """Plain values and tensors: torch.load(weights_only=True) reads it back."""
     return {
         "version": VERSION,
-        **_identity(sp),
+        **_identity(sp, sp.method),
         "epoch": sp.epoch,
         "step": sp.step,
         "epoch_start": sp._steps_at_epoch_start,
@@ -47,17 +48,19 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     for key in ("memory", "fields", "layers"):
         if not isinstance(state.get(key, {}), Mapping):
             raise ValueError(f"the state is damaged: its {key} is {state[key]!r}, not a dictionary")
-    state, identity = in_time_of_one_round(state), _identity(sp)
+    state, identity, method = in_time_of_one_round(state), _identity(sp, sp.method), sp.method
     complete = identity.keys() <= state.keys()
     if complete and state["method"] == identity["method"]:
-        state = {**state, "fields": _with_defaults(state["fields"], sp.method)}
+        method, fields = _as_saved(sp.method, state["fields"])
+        state, identity = {**state, "fields": _with_defaults(fields, method)}, _identity(sp, method)
     differences = _differences(state, identity) if complete else []
     if differences:
         raise ValueError(f"this state belongs to another run: {'; '.join(differences)}")
     missing = [key for key in save_state(sp) if key not in state and key != "compute"]  # which older states do not have
     if missing:
         raise ValueError(f"the state is damaged: it lacks {', '.join(missing)}")
-    _rehearse(sp, state)
+    _rehearse(sp, state, method)
+    sp.method = method
     for key in _keys(sp):
         _take(sp, key, state[key])
     if sp.ledger.profile is not None and sp._recorder is not None:  # its hooks would record the next pass once more
@@ -66,9 +69,17 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
         sp._compute.load_state_dict(state["compute"], sp.layers, sp.model)
 
 
-def _rehearse(sp: Sparsifier, state: Mapping[str, Any]) -> None:
+def _as_saved(method: Method, fields: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
+    try:
+        return method.as_saved(fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the state is damaged: its fields cannot be read ({error})") from error
+
+
+def _rehearse(sp: Sparsifier, state: Mapping[str, Any], method: Method) -> None:
     """Load everything into copies: a state that fails half-way is refused before anything of the run has changed."""
     copied = copy.copy(sp)  # with a generator of its own
+    copied.method = method
     copied.ledger = copy.copy(sp.ledger)
     copied.guard, copied.parts = copy.deepcopy((sp.guard, sp.parts))
     key = ""
@@ -79,8 +90,8 @@ def _rehearse(sp: Sparsifier, state: Mapping[str, Any]) -> None:
         if key in state:
             sp._compute.check_state(state[key])
         key = "memory"  # which only the method can judge
-        copied._alpha = sp.method.annealed(copied)
-        sp.method.gate(copied)
+        copied._alpha = method.annealed(copied)
+        method.gate(copied)
     except Exception as error:
         what = f"its {key} cannot be loaded ({type(error).__name__}: {error})"
         raise ValueError(f"the state is damaged or belongs to another run: {what}; nothing was changed") from error
@@ -142,10 +153,10 @@ def _parts(sp: Sparsifier) -> dict[str, Stateful | None]:
     return {"guard": sp.guard, **sp.parts}
 
 
-def _identity(sp: Sparsifier) -> dict[str, Any]:
+def _identity(sp: Sparsifier, method: Method) -> dict[str, Any]:
     return {
-        "method": sp.method.about.name,
-        "fields": _plain(plain_fields(sp.method)),
+        "method": method.about.name,
+        "fields": _plain(plain_fields(method)),
         "layers": {layer.name: list(layer.shape) for layer in sp.layers},
         "epochs": sp.epochs,
         "steps_per_epoch": sp.steps_per_epoch,
@@ -176,7 +187,7 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
     if saved["method"] != here["method"]:
         return [f"its method is {saved['method']}, this one's {here['method']}"]
     before, now = ({name: of[name] for name in ("epochs", "steps_per_epoch")} | _plain(of["fields"]) for of in (saved, here))
-    names = [*now, *sorted(before.keys() - now.keys())]
+    names = [name for name in (*now, *sorted(before.keys() - now.keys())) if name not in NAMES_ONLY]
     differences = [
         f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
     ]

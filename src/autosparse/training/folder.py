@@ -42,6 +42,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.reference = path / "reference.json"
         self.tokenizer = path / "tokenizer.json"
+        self.times = path / "times.json"  # of layers, as the planner has measured them
 
     @property
     def exists(self) -> bool:
@@ -112,7 +113,7 @@ class RunFolder:
             raise ValueError(f"{self.path} is not the folder of a run: it has no {self.recipe.name}")
         faults = self.faults(self.recipe)
         if not faults:
-            return load_recipe(self.recipe, changes)
+            return load_recipe(self.recipe, changes, of_run=True)
         from autosparse.training.checkpoints import saved_recipe  # needs torch, which readers of intact runs can do without
 
         text = saved_recipe(self.checkpoints)

@@ -20,7 +20,7 @@ from autosparse.methods import Method
 from autosparse.methods.autotune import ReferenceRecorder
 from autosparse.methods.families.base import LooksAtData
 from autosparse.quantization.fake import plain_entries
-from autosparse.recipes.loading import dump_recipe
+from autosparse.recipes.loading import completed, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training import batch_norms, build, machine, randomness
 from autosparse.training.claim import Mode, check_data, claim, mode_of
@@ -64,7 +64,7 @@ def train(
     batch_norms.check_device(recipe, device)
     with joined(device.type) as processes, StopRequest() as stop:
         progress = choose_progress(quiet) if processes.leads else Progress()
-        return _Runner(processes, stop, progress, command).train_recipe(recipe, Path(folder), mode)
+        return _Runner(processes, stop, progress, command).train_recipe(completed(recipe), Path(folder), mode)
 
 
 class _Runner:
@@ -113,14 +113,13 @@ class _Runner:
         return dense
 
     def reference(self, recipe: Recipe, folder: RunFolder, data: Data) -> Path | None:
-        """The file with the losses of the first dense epochs, which auto-tuning compares with; None where it needs none."""
-        tune = recipe.method.get("autotune")
-        if not tune or (isinstance(tune, dict) and tune.get("reference")):
+        """The file with the losses of dense epochs, which auto-tuning or a loss budget compares with; None if neither does."""
+        if not needs_reference(recipe.method):
             return None
         # what is there is asked once for all ranks: a slow one would see what the first has just written
         if not self.processes.once(folder.reference.exists):
-            method = build.make_method(recipe)
-            epochs = method.autotune.epochs  # type: ignore[union-attr]
+            tune = getattr(build.make_method(recipe), "autotune", None)
+            epochs = recipe.train.epochs if tune is None else int(tune.epochs)
             inner = RunFolder(folder.path / ("dense" if recipe.train.dense_beside else "reference"))
             dense = self.train_dense_baseline(recipe, inner, data, epochs)
             losses = reference_losses(dense, epochs)
@@ -179,6 +178,7 @@ class _Runner:
             sp = build.attach(recipe, method, model, data.train.steps, tuple(tensor[:1].to(device) for tensor in inputs))
             if recipe.initial_zeros and starts:
                 start_from_zeros(sp, given)
+            sp.keep_times(folder.times)
             sp.compute(settings.compute)
             sp.announces_speed = False  # the summary says it
         runner = spread(model, settings.strategy, processes, device)
@@ -217,6 +217,14 @@ class _Runner:
     def _close(self, folder: RunFolder, status: str, message: str) -> None:
         if self.processes.leads:
             folder.update_info(status=status, message=message)
+
+
+def needs_reference(method: dict[str, Any]) -> bool:
+    """Whether the method compares its losses with those of a dense run that the recipe does not name."""
+    tune = method.get("autotune")
+    if method.get("max_loss_increase") is not None:
+        return not method.get("reference")
+    return bool(tune) and not (isinstance(tune, dict) and tune.get("reference"))
 
 
 def dense_of(recipe: Recipe) -> Recipe:
@@ -273,7 +281,7 @@ def reference_losses(dense: RunFolder, epochs: int) -> list[float]:
     lost = [epoch for epoch in range(1, epochs + 1) if epoch not in losses]
     if lost:
         raise ValueError(
-            f"{dense.metrics} has lost the figures of epochs {lost}, which auto-tuning compares with: remove {dense.path}, "
+            f"{dense.metrics} has lost the figures of epochs {lost}, which this run compares with: remove {dense.path}, "
             "then resume, and they are trained again"
         )
     return [losses[epoch] for epoch in range(1, epochs + 1)]

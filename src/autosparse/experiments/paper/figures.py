@@ -51,7 +51,7 @@ def _distributions(scale: Scale) -> Labelled:
 
 
 def _decays(scale: Scale) -> Labelled:
-    changes = {"method.zero_epoch": None, **scale.decay(PAPER_DECAY)}
+    changes = {"method.zero_epoch": "never", **scale.decay(PAPER_DECAY)}
     return {name: scale.variant(MAIN, AUTOSPARSE_80, f"-{name}", {**changes, "method.schedule": name}) for name in DECAYS}
 
 

@@ -170,6 +170,10 @@ class Method:
         floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
         return density, density, density.maximum(torch.tensor(floors, dtype=density.dtype, device=density.device))
 
+    def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
+        """This method and the fields of a saved one, both with an older version's defaults where the state is of one."""
+        return self, saved
+
     def at_target(self, sp: Run) -> bool:
         """Whether the zeros are those that the run ends with; models from before it are denser, so often better."""
         return True

@@ -1,0 +1,236 @@
+"""What a run of learned thresholds is steered to: zeros, multiply-adds or bytes. One goal per run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autosparse.common.tensors import whole
+from autosparse.cost import size
+from autosparse.methods.families.base import Run, require
+from autosparse.methods.target import MISS
+
+if TYPE_CHECKING:
+    from autosparse.layer import Layer
+
+BELOW = 0.998  # the part of a size that is aimed at: what a forecast of the mask's bytes misses must not exceed it
+STEPS = 50  # of a bisection
+EXAMPLES = {
+    "target_sparsity": "0.9 means 90 % zeros",
+    "target_flops": "0.15 means 15 % of the dense model's multiply-adds",
+    "max_loss_increase": "0.01 means a loss 1 % above the dense run's",
+}
+
+
+@dataclass(frozen=True)
+class SparsityGoal:
+    """A fraction of zeros; also the base of the other goals."""
+
+    asked: float
+    field = "target_sparsity"
+
+    def check(self, sp: Run) -> None:
+        """Refuse what the run cannot reach."""
+        floor = sp.density_floor
+        require(
+            self.asked <= 1 - floor,
+            f"target_sparsity = {self.asked} cannot be met while every layer keeps a density of {floor}: "
+            f"pass density_floor below {1 - self.asked:.4g} to sparsify",
+        )
+
+    def is_known(self, sp: Run) -> bool:
+        """Whether the run knows what it needs for the numbers below."""
+        return True
+
+    def units(self, sp: Run) -> Sequence[float] | None:
+        """What one active weight of every layer counts; None: all the same."""
+        return None
+
+    def sparsity(self, sp: Run) -> float:
+        """The fraction that must be gone, in these units."""
+        return self.asked
+
+    def miss(self, sparsity: float) -> float:
+        """The distance from this sparsity, in these units, that is too far."""
+        return MISS
+
+    def reached(self, sp: Run) -> float:
+        """Where the run stands, in the units of the field."""
+        return sp.sparsity()
+
+    def is_met(self, sp: Run) -> bool:
+        return self.reached(sp) >= self.asked - MISS
+
+    def excess(self, sp: Run) -> int:
+        """Active weights that must go at the very end."""
+        return 0
+
+    def text(self, value: float) -> str:
+        return f"{value:.2%}"
+
+
+@dataclass(frozen=True)
+class LossGoal(SparsityGoal):
+    """The most by which the loss of an epoch may exceed the dense run's, as a fraction."""
+
+    field = "max_loss_increase"
+
+    def check(self, sp: Run) -> None:
+        """Any density can be held."""
+
+    def reached(self, sp: Run) -> float:
+        increase = sp.parts["controller"].increase
+        return math.nan if increase is None else float(increase)
+
+    def is_met(self, sp: Run) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class FlopsGoal(SparsityGoal):
+    """Inference multiply-adds as a fraction of the dense model's (Test F)."""
+
+    field = "target_flops"
+
+    def check(self, sp: Run) -> None:
+        if not self.is_known(sp):
+            return
+        dense, sparse = self._macs(sp)
+        least = dense + sp.density_floor * sparse
+        require(
+            self.asked >= least,
+            f"target_flops = {self.asked} cannot be met: layers that stay dense, and the density floor of the others, take "
+            f"{least:.4g} of the multiply-adds; sparsify more layers, or ask for more",
+        )
+
+    def is_known(self, sp: Run) -> bool:
+        return sp.ledger.profile is not None
+
+    def units(self, sp: Run) -> Sequence[float]:
+        profile = sp.ledger.profile
+        assert profile is not None
+        return [profile.macs_of(layer.name) / layer.numel for layer in sp.layers]
+
+    def sparsity(self, sp: Run) -> float:
+        dense, sparse = self._macs(sp)
+        return 1 - (self.asked - dense) / sparse
+
+    def _macs(self, sp: Run) -> tuple[float, float]:
+        """The shares of dense and of sparsified layers in the dense model's multiply-adds."""
+        profile = sp.ledger.profile
+        assert profile is not None
+        sparse = sum(profile.macs_of(layer.name) for layer in sp.layers) / profile.macs
+        return 1 - sparse, sparse
+
+    def reached(self, sp: Run) -> float:
+        return sp.ledger.test_fraction(sp.densities()) if self.is_known(sp) else 1.0
+
+    def is_met(self, sp: Run) -> bool:
+        return self.reached(sp) <= self.asked + MISS
+
+
+@dataclass(frozen=True)
+class SizeGoal(SparsityGoal):
+    """Bytes of the exported sparse file in float32: never more, and a few less."""
+
+    asked: int
+    field = "target_size"
+
+    def check(self, sp: Run) -> None:
+        fixed, total = self._fixed(sp), sum(layer.numel for layer in sp.layers)
+        least = fixed + self._layers(sp.layers, [sp.density_floor] * len(sp.layers), [1.0] * len(sp.layers))
+        if self.asked < least:
+            raise ValueError(
+                f"target_size = {self.text(self.asked)} cannot be met: the file takes {self.text(least)} when all {total} "
+                f"sparsified weights but the density floor of {sp.density_floor} are zero"
+            )
+
+    def miss(self, sparsity: float) -> float:
+        return 0.003 * (1 - sparsity)  # half a point of all weights would be far too much of a small file
+
+    def sparsity(self, sp: Run) -> float:
+        """The zeros at which the file would have its size, if all layers shrank alike and masks stayed as clustered."""
+        densities, sizes = sp.densities(), [layer.numel for layer in sp.layers]
+        clusters = [self._clustering(layer, density) for layer, density in zip(sp.layers, densities, strict=True)]
+        room = BELOW * self.asked - self._fixed(sp)
+        low, high = 0.0, 1 / max(max(densities), 1e-9)
+        for _ in range(STEPS):
+            factor = (low + high) / 2
+            scaled = [min(1.0, factor * density) for density in densities]
+            low, high = (low, factor) if self._layers(sp.layers, scaled, clusters) > room else (factor, high)
+        kept = sum(low * density * count for density, count in zip(densities, sizes, strict=True))
+        return 1 - min(kept / sum(sizes), 1.0)
+
+    def _clustering(self, layer: Layer, density: float) -> float:
+        """Bytes of the mask over what they would be if zeros fell at random."""
+        expected = _random_mask_bytes(layer.numel, density)
+        return size.mask_bytes(whole(layer.active())) / expected if expected >= 1 else 1.0
+
+    def _layers(self, layers: Sequence[Layer], densities: Sequence[float], clusters: Sequence[float]) -> float:
+        """Data bytes of the sparsified weights."""
+        total = 0.0
+        for layer, density, cluster in zip(layers, densities, clusters, strict=True):
+            masks = min(layer.numel / 8 + 1, cluster * _random_mask_bytes(layer.numel, density))
+            total += size.tensor_bytes(layer.name, layer.numel, density * layer.numel, masks)
+        return total
+
+    def _fixed(self, sp: Run) -> float:
+        """Bytes of everything else: the header, biases, norms, dense layers."""
+        sparse = {layer.places[0].key: tuple(layer.shape) for layer in sp.layers}
+        tied = [place.key for layer in sp.layers for place in layer.places[1:]]
+        dense: dict[str, tuple[int, ...]] = {}
+        places, data = set(), 0
+        for name, tensor in sp.model.state_dict().items():
+            if name in sparse or name in tied or ".parametrizations." in f".{name}":
+                continue
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() and not tensor.is_meta else name
+            if place in places:
+                tied.append(name)
+            else:
+                places.add(place)
+                dense[name] = tuple(tensor.shape)
+                data += tensor.numel() * tensor.element_size()
+        return data + size.header_bytes(sparse, dense, tied, self.asked)
+
+    def reached(self, sp: Run) -> float:
+        """Bytes of the file as it would be now."""
+        total = self._fixed(sp)
+        for layer in sp.layers:
+            active = whole(layer.active())
+            total += size.tensor_bytes(layer.name, layer.numel, int(active.sum()), size.mask_bytes(active))
+        return total
+
+    def is_met(self, sp: Run) -> bool:
+        return self.reached(sp) <= self.asked
+
+    def excess(self, sp: Run) -> int:
+        return max(0, math.ceil((self.reached(sp) - self.asked) / 4))
+
+    def text(self, value: float) -> str:
+        return f"{value / 1e6:.4g} MB"
+
+
+GOALS = {goal.field: goal for goal in (SparsityGoal, FlopsGoal, SizeGoal, LossGoal)}
+
+
+def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
+    """The one goal that is set among a method's fields, checked."""
+    given = {name: fields[name] for name in GOALS if fields.get(name) is not None}
+    require(
+        len(given) < 2,
+        f"{' and '.join(given)} both decide how sparse the run becomes: choose one",
+    )
+    for name, value in given.items():
+        if name == SizeGoal.field:
+            return SizeGoal(size.bytes_of(value))
+        allowed = EXAMPLES[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(number and 0 < value < 1, f"{name} = {value!r}; allowed: between 0 and 1, {allowed}")
+        return GOALS[name](value)
+    return None
+
+
+def _random_mask_bytes(count: int, density: float) -> float:
+    return math.ceil(count / 8) * float(1 - (1 - density) ** 8)
