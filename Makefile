@@ -6,11 +6,11 @@ KERNELS := $(VENV)/.kernels
 ZOO := $(VENV)/.zoo
 NATIVE := src/autosparse/kernels/native
 WORKERS ?= 2
-FILES := src tests examples benchmarks docs build_backend
+FILES := src tests examples benchmarks docs build_backend notebooks
 # Several single-threaded test processes use the cores better than one process with many threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-.PHONY: run test lint slow chaos soak zoo zoo-times compare docs clean help
+.PHONY: run test lint slow chaos soak zoo zoo-times compare docs wheel lock torch-range notebooks clean help
 
 help:
 	@echo "make run    train a dense and a sparse net on the digits of scikit-learn, write a report"
@@ -19,7 +19,10 @@ help:
 	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
 	@echo "make zoo    train, resume and deploy networks of other people; finished ones are skipped"
 	@echo "make compare   train all methods on the digits and print one table"
-	@echo "make docs   build the documentation in build/site, warnings are errors"
+	@echo "make docs   build the documentation in build/site, warnings are errors, every link is followed"
+	@echo "make wheel  sdist and manylinux wheel in dist, tried in a fresh environment without a compiler"
+	@echo "make notebooks    run the notebooks and keep their outputs        make lock   renew requirements.lock"
+	@echo "make torch-range  the quick tests with the oldest and the newest torch that is allowed"
 
 run: $(KERNELS)
 	$(BIN)/autosparse train --out runs/digits-$$(date +%Y%m%d-%H%M%S)
@@ -55,7 +58,34 @@ compare: $(KERNELS)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(BIN)/python docs/make_headline.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_links.py build/site
+
+wheel: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[release]"
+	$(BIN)/python build_backend/make_wheel.py
+
+# Everything but torch, whose file differs by platform: pip install -c constraints.txt torch, then
+# pip install --require-hashes -r requirements.lock, then the wheel with --no-deps.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[release]"
+	$(BIN)/python build_backend/lock.py
+
+# Each version gets an environment of its own in build; other builds of torch bring several GB of CUDA with them.
+TORCHES ?= 2.13.0 2.15.0
+torch-range:
+	@for version in $(TORCHES); do \
+		python3 -m venv build/torch-$$version && \
+		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[data]" pytest pytest-xdist hypothesis && \
+		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist loadscope -m "not slow and not chaos" \
+			tests/sparsifier tests/every_method tests/compute tests/kernels tests/serving tests/training \
+		|| { echo "torch $$version: FAILED"; exit 1; }; \
+		echo "torch $$version: passed"; \
+	done
+
+notebooks: $(KERNELS)
+	$(BIN)/python notebooks/run.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(FILES)

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scikit_build_core import build as backend
 from scikit_build_core.build import (
     build_sdist,
-    build_wheel,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
 )
@@ -28,6 +28,14 @@ __all__ = [
 SOURCES = Path("src")
 
 
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """The package with the pages of the documentation inside, for `autosparse docs`."""
+    settings = {**(config_settings or {}), "wheel.force-include.docs": "autosparse/docs"}
+    return backend.build_wheel(wheel_directory, settings, metadata_directory)
+
+
 def build_editable(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
@@ -41,4 +49,4 @@ def build_editable(
             f"wheel.force-include.{path_file}": "autosparse.pth",
             "cmake.define.AUTOSPARSE_BESIDE_SOURCES": "ON",
         }
-        return build_wheel(wheel_directory, settings, metadata_directory)
+        return backend.build_wheel(wheel_directory, settings, metadata_directory)

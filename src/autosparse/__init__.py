@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosparse.common import moved
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 moved.install()
 

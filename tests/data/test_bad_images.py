@@ -165,7 +165,7 @@ def test_more_processes_than_images_and_batches_that_do_not_split(hub_copy: Path
         open_data(image_config(source="parquet", path=str(hub_copy), batch_size=16))
 
 
-@pytest.mark.parametrize(("module", "source"), [("datasets", "parquet"), ("PIL", "parquet"), ("sklearn", "digits")])
+@pytest.mark.parametrize(("module", "source"), [("datasets", "parquet"), ("PIL", "parquet")])
 def test_a_package_that_is_not_installed(module: str, source: str, hub_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -10,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from autosparse.data import Data, ImageData, open_data
+from autosparse.data.sources import _digits
 
 from .pictures import encoded, image_config, picture, write_parquet
 
@@ -58,6 +60,8 @@ def test_digits_are_all_of_scikit_learns_split_by_class() -> None:
     }
     assert ours == {(*image.astype(int).tolist(), int(label)) for image, label in zip(images, labels, strict=True)}
     shares = torch.bincount(test_labels) / torch.from_numpy(np.bincount(labels))
+    split = train_test_split(np.arange(len(labels)), test_size=450, random_state=0, stratify=labels)
+    assert [images.labels.tolist() for images in _digits()] == [labels[part].tolist() for part in split]
     assert (shares - 450 / 1797).abs().max() < 0.01
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from autosparse import __version__
-from autosparse.cli import bench, compare, env, export, flops, methods, paper, recipes, report, train
+from autosparse.cli import bench, compare, docs, env, export, flops, methods, paper, recipes, report, train
 from autosparse.cli import eval as eval_verb
 from autosparse.common.output import unbreakable_output
 
@@ -31,6 +31,7 @@ app.command("compare")(compare.run)
 app.command("paper")(paper.run)
 app.command("export")(export.run)
 app.add_typer(bench.app, name="bench")
+app.command("docs")(docs.run)
 app.command("env")(env.run)
 app.command("flops")(flops.run)
 app.command("methods")(methods.run)

@@ -91,7 +91,7 @@ def write_sparse(finished: Finished, target: Path, force: bool, dtype: str | Non
 
     save_sparse(finished.model, target, dtype=dtype, force=force)
     load_sparse(target, finished.model)
-    return ["read back and checked; load it with autosparse.load_sparse, or without autosparse: docs/format.md"]
+    return ["read back and checked; load it with autosparse.load_sparse, or without autosparse: `autosparse docs format`"]
 
 
 def write_torch(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:

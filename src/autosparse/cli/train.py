@@ -167,13 +167,13 @@ def next_steps(recipe: Recipe, folder: Path) -> list[str]:
             ("autosparse train digits-autotune", "alpha found from a few dense epochs: Algorithm 1 of the paper"),
             ("autosparse train --set method.target_sparsity=0.95 --out runs/95", "more zeros"),
             ("autosparse compare digits --methods autosparse,str,rigl --sparsity 0.8", "methods side by side"),
-            ("autosparse recipes", "CIFAR-10, Fashion-MNIST, ImageNet, translation; your own data: docs/recipes.md"),
+            ("autosparse recipes", "CIFAR-10, Fashion-MNIST, ImageNet, translation; your own data: `autosparse docs data`"),
         ]
     else:
         steps += [
             (f"autosparse eval {folder}", "score the saved model again"),
             (f"autosparse report {folder}", "the page with figures"),
         ]
-    steps.append(("docs/get-started.md", "three lines for your own training loop"))
+    steps.append(("autosparse docs get-started", "three lines for your own training loop"))
     width = max(len(command) for command, _ in steps)
     return [f"  {command:<{width}}  {why}" for command, why in steps]

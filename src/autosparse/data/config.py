@@ -31,13 +31,13 @@ class ImageData(Common):
 
     kind: Literal["images"] = "images"
     source: Literal["digits", "idx", "folder", "parquet", "hub"] = Field(
-        description="digits: bundled with scikit-learn; idx: MNIST's files; folder: train/CLASS/*.jpg; parquet: files with an "
-        "image and a label column; hub: a dataset on the Hugging Face hub."
+        description="digits: 1,797 images that come with the package; idx: MNIST's files; folder: train/CLASS/*.jpg, or "
+        "CLASS/*.jpg alone; parquet: files with an image and a label column; hub: a dataset on the Hugging Face hub."
     )
     batch_size: int = Field(ge=1, description="Images per step, over all processes.")
     image_size: int | None = Field(None, ge=1, description="Side of the square images; None keeps their size.")
     channels: Literal[1, 3] = 3
-    classes: int = Field(ge=2)
+    classes: int | None = Field(None, ge=2, description="By default as many as the labels have.")
     augment: Augmentation = Field("none", description="Augmentation of training images; resized-crop-flip is ImageNet's.")
     mean: tuple[float, ...] = Field((0.0,), description="Subtracted from pixels in [0, 1]; one value, or one per channel.")
     std: tuple[float, ...] = (1.0,)
@@ -83,7 +83,45 @@ class TranslationData(Common):
         return self
 
 
-DataConfig = Annotated[ImageData | TranslationData, Field(discriminator="kind")]
+class _Rows(Common):
+    """What tables and texts share."""
+
+    batch_size: int = Field(ge=1, description="Rows per step, over all processes.")
+    held_out: float = Field(0.1, gt=0, lt=1, description="Share of the rows to validate on where no file or split is for that.")
+
+
+class TableData(_Rows):
+    """Rows of numbers and words with a class in one column."""
+
+    kind: Literal["table"]
+    source: Literal["csv"] = Field("csv", description="A CSV file with a header, or a folder with train.csv and test.csv.")
+    target: str = Field(description="The column of the class.")
+
+    @model_validator(mode="after")
+    def _places(self) -> TableData:
+        _check_place(self.source, self.path, self.hub, ())
+        return self
+
+
+class TextData(_Rows):
+    """Texts with their classes."""
+
+    kind: Literal["text"]
+    source: Literal["csv", "hub"] = Field(description="csv: a file with a header, or a folder with train.csv and test.csv.")
+    text_column: str = "text"
+    label_column: str = "label"
+    train_split: str = Field("train", description="Split of the hub's dataset to train on.")
+    vocabulary: int = Field(20_000, ge=100, description="Words are hashed into this many numbers.")
+    max_length: int = Field(64, ge=2, description="Words of a text that are read.")
+
+    @model_validator(mode="after")
+    def _places(self) -> TextData:
+        _check_place(self.source, self.path, self.hub, ())
+        return self
+
+
+AnyData = ImageData | TranslationData | TableData | TextData
+DataConfig = Annotated[AnyData, Field(discriminator="kind")]
 
 
 def _check_place(source: str, path: str | None, hub: str | None, placeless: tuple[str, ...]) -> None:

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autosparse.common.packages import need
+from autosparse.common.warnings import warn
 from autosparse.data.config import ImageData
 
 HELD_OUT = ("validation", "val", "valid", "test")
@@ -16,6 +19,7 @@ HELD_OUT = ("validation", "val", "valid", "test")
 IMAGE_NAMES = ("image", "img", "images", "picture", "pixel_values")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "y")
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+HELD_OUT_SHARE = 0.1
 _PURPOSE = "image data"
 
 Tables = list[tuple[str, Any]]
@@ -41,7 +45,7 @@ def image_column(table: Any, chosen: str | None) -> str:
     return _one(typed, IMAGE_NAMES, columns, "image_column")
 
 
-def label_column(table: Any, chosen: str | None, classes: int) -> str:
+def label_column(table: Any, chosen: str | None, classes: int | None) -> str:
     """The column of the labels; among several class columns the one with this number of classes."""
     datasets = need("datasets", _PURPOSE)
     kinds = table.features
@@ -59,6 +63,8 @@ def _folder(root: Path, config: ImageData) -> Tables:
     """train/CLASS/*.jpg; we list the files ourselves, since `datasets` is slow to look up a million of them one by one."""
     datasets = need("datasets", _PURPOSE)
     held_out = (config.test_split,) if config.test_split else HELD_OUT
+    if not config.test_split and not any((root / name).is_dir() for name in HELD_OUT):
+        return _split_here(root, config.train_split)
     names = [_first(root, (config.train_split,)), _first(root, held_out)]
     classes = sorted(entry.name for entry in (root / names[0]).iterdir() if entry.is_dir())
     if len(classes) < 2:
@@ -70,6 +76,37 @@ def _folder(root: Path, config: ImageData) -> Tables:
     for name in names:
         paths, labels = _listed(root / name, classes)
         tables.append((name, datasets.Dataset.from_dict({"image": paths, "label": labels}, features=kinds)))
+    return tables
+
+
+def _split_here(root: Path, train_split: str) -> Tables:
+    """A folder without images to validate on: of every class each tenth image is held out, and that is said."""
+    datasets = need("datasets", _PURPOSE)
+    place = root / train_split if (root / train_split).is_dir() else root
+    classes = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(classes) < 2:
+        raise FileNotFoundError(
+            f"no folder {train_split} in {root}, and {len(classes)} class folders; source: folder needs train/CLASS/*.jpg and "
+            "val/CLASS/*.jpg, or CLASS/*.jpg alone"
+        )
+    paths, labels = _listed(place, classes)
+    numbers = np.array(labels)
+    held_out = np.zeros(len(paths), dtype=bool)
+    for label in range(len(classes)):
+        members = np.flatnonzero(numbers == label)
+        chosen = np.random.default_rng([0, label]).permutation(members)[: max(1, round(HELD_OUT_SHARE * len(members)))]
+        held_out[chosen] = len(members) > 1
+    if not held_out.any():
+        raise ValueError(f"{place} holds {len(paths)} images of {len(classes)} classes: too few to hold any out")
+    warn(
+        f"{root} has no images set aside to validate on: {held_out.sum():,} of {len(paths):,} are held out, a tenth of each of "
+        f"{len(classes)} classes"
+    )
+    kinds = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
+    tables = []
+    for name, mask in ((train_split, ~held_out), ("held out", held_out)):
+        rows = {"image": [paths[place] for place in np.flatnonzero(mask)], "label": numbers[mask].tolist()}
+        tables.append((name, datasets.Dataset.from_dict(rows, features=kinds)))
     return tables
 
 

@@ -22,7 +22,7 @@ from autosparse.data.batches import (
     uniform,
 )
 from autosparse.data.config import Augmentation, ImageData
-from autosparse.data.sources import Images, open_images
+from autosparse.data.sources import Images, class_count, open_images
 from autosparse.data.workers import prepared
 
 
@@ -94,7 +94,8 @@ def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cach
         "source": config.path or config.hub or config.source,
         "training samples": len(train.labels),
         "validation samples": len(held_out.labels),
-        "classes": config.classes,
+        "classes": config.classes or class_count((train, held_out)),
+        **({} if config.classes else {"classes from": "the labels"}),
         "image": f"{channels} x {height} x {width}",
     }
     validation = ImageBatches(held_out, config, False, seed, rank, world)

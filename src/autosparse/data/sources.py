@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autosparse.common.packages import need
 from autosparse.data.augment import Numbers
 from autosparse.data.batches import Indices
 from autosparse.data.config import ImageData
@@ -80,18 +79,23 @@ def open_images(config: ImageData, cache: Path | None) -> tuple[Images, Images]:
         encoded, encoded_test = open_encoded(config, cache)
         result = (encoded if config.augment == "resized-crop-flip" else _in_memory(encoded)), _in_memory(encoded_test)
     for images, split in zip(result, ("training", "validation"), strict=True):
-        _check_labels(images.labels, config.classes, split)
+        _check_labels(images.labels, config.classes or class_count(result), split)
     return result
 
 
+def class_count(splits: tuple[Images, Images]) -> int:
+    """As many classes as the labels have."""
+    return 1 + max(int(images.labels.max()) for images in splits)
+
+
 def _digits() -> tuple[StoredImages, StoredImages]:
-    """The 1,797 images of 8x8 pixels in 17 greys that come with scikit-learn, 450 of them to validate on."""
-    purpose = "source: digits"
-    images, labels = need("sklearn.datasets", purpose).load_digits(return_X_y=True)
-    split = need("sklearn.model_selection", purpose).train_test_split
-    train, test = split(np.arange(len(labels)), test_size=450, random_state=0, stratify=labels)
-    pixels, numbers = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
-    return StoredImages(pixels[train], numbers[train], 16.0), StoredImages(pixels[test], numbers[test], 16.0)
+    """The 1,797 images of 8x8 pixels in 17 greys that scikit-learn has too, 450 of them to validate on."""
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
+        pixels = torch.from_numpy(stored["images"]).view(-1, 1, 8, 8)
+        labels = torch.from_numpy(stored["labels"].astype(np.int64))
+        splits = [torch.from_numpy(stored[name].astype(np.int64)) for name in ("training", "validation")]
+    train, test = (StoredImages(pixels[split], labels[split], 16.0) for split in splits)
+    return train, test
 
 
 def _idx(config: ImageData) -> tuple[StoredImages, StoredImages]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autosparse.common.tables import Table
-from autosparse.data.config import ImageData, TranslationData
+from autosparse.data.config import AnyData
 from autosparse.experiments.grid import Cell, Row
 from autosparse.experiments.method_fields import sparsity_field
 from autosparse.experiments.progress import progress
@@ -23,7 +23,7 @@ def steps_counter() -> Callable[[Recipe], int]:
     """Steps per epoch of a recipe; data that was opened is not opened again."""
 
     @cache
-    def count(data: ImageData | TranslationData) -> int:
+    def count(data: AnyData) -> int:
         from autosparse.data import open_data
 
         return open_data(data).train.steps
@@ -76,7 +76,7 @@ def _line(row: Row, paths: Sequence[str], summary: Summary) -> tuple[str, ...]:
 
 def measure_name(recipe: Recipe) -> str:
     """What the accuracy of this recipe's runs is."""
-    return "Top1(S)" if recipe.data.kind == "images" else "Token accuracy (S)"
+    return "Token accuracy (S)" if recipe.data.kind == "translation" else "Top1(S)"
 
 
 def write_tables(rows: Sequence[Row], outcomes: Mapping[str, Outcome], recipe: Recipe, folder: Path) -> Table:

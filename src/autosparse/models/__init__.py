@@ -11,6 +11,7 @@ from autosparse.models.chunked_loss import chunked_cross_entropy
 from autosparse.models.cifar_resnet import resnet20, resnet32
 from autosparse.models.mobilenet import mobilenet_v1
 from autosparse.models.resnet import resnet50
+from autosparse.models.rows import mlp, text_classifier
 from autosparse.models.small import small_conv, small_transformer
 from autosparse.models.transformer import transformer
 
@@ -18,22 +19,26 @@ __all__ = [
     "build",
     "chunked_cross_entropy",
     "list_models",
+    "mlp",
     "mobilenet_v1",
     "resnet20",
     "resnet32",
     "resnet50",
     "small_conv",
     "small_transformer",
+    "text_classifier",
     "transformer",
 ]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
     "mobilenet_v1": mobilenet_v1,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet50": resnet50,
     "small_conv": small_conv,
     "small_transformer": small_transformer,
+    "text_classifier": text_classifier,
     "transformer": transformer,
 }
 
@@ -41,6 +46,11 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 def list_models() -> tuple[str, ...]:
     """The names that `build` accepts, in alphabetical order."""
     return tuple(sorted(_BUILDERS))
+
+
+def parameters_of(name: str) -> tuple[str, ...]:
+    """The arguments of a network; none for an unknown name, which `build` refuses."""
+    return tuple(inspect.signature(_BUILDERS[name]).parameters) if name in _BUILDERS else ()
 
 
 def build(name: str, **arguments: Any) -> nn.Module:

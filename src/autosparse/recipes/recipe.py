@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from autosparse.common.precisions import long_spelling
 from autosparse.data import config
-from autosparse.data.config import DataConfig, ImageData, TranslationData
+from autosparse.data.config import DataConfig, TranslationData
 from autosparse.recipes.errors import Problems
 from autosparse.recipes.method_block import DENSE, build_method, check_method
 
@@ -46,7 +46,7 @@ class SparsifyBlock(Block):
     exclude: tuple[str, ...] | None = Field(None, description="Layers that stay dense.")
     density_floor: float = Field(0.01, ge=0, lt=1, description="Density that the guard keeps in every layer.")
     guard: Literal["hold", "warn", "stop"] | None = "hold"
-    convention: str = Field("paper", description="How training FLOPs are counted; see docs/what-is-real.md.")
+    convention: str = Field("paper", description="How training FLOPs are counted; see `autosparse docs what-is-real`.")
     baseline_epochs: int | None = Field(None, ge=1, description="Epochs of the dense run that Train F compares with.")
 
     @field_validator("include", "exclude", mode="before")
@@ -229,8 +229,8 @@ class Recipe(Block):
 
     def _combinations(self) -> Iterator[str]:
         train, method = self.train, self.method
-        if isinstance(self.data, ImageData) and self.data.batch_size % train.accumulate:
-            yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} images evenly"
+        if not isinstance(self.data, TranslationData) and self.data.batch_size % train.accumulate:
+            yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} samples evenly"
         if train.int8_epochs > train.epochs:
             yield f"train.int8_epochs: {train.int8_epochs} is more than the run's {train.epochs} epochs"
         if train.int8_epochs and (train.compile or train.strategy == "fsdp"):

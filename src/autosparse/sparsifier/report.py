@@ -173,7 +173,7 @@ def make_report(sp: Sparsifier) -> Report:
 
 
 def save_page(sp: Sparsifier, path: str | PathLike[str], **facts: Any) -> Path:
-    """The page of the application for a run in any loop."""
+    """Write the run as one HTML page; `title`, `accuracy` (one, or one per epoch) and `base_accuracy` are shown with it."""
     # by name, since pages are made two floors above: a Sparsifier works without them
     pages = importlib.import_module("autosparse.report.loops")
     written: Path = pages.save_page(sp, Path(path), **facts)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,6 +99,7 @@ class Sparsifier:
         # What a method remembers between steps: plain values and tensors, saved with the state.
         self.memory: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
+        self.listeners: list[Callable[[Sparsifier], None]] = []  # called at the end of every epoch, as trackers are
         self.generator = random_stream(seed, "masks")
         self.guard = GuardState(limits) if limits and method.traits.guarded else None
         baseline = None if baseline_epochs is None else baseline_epochs * steps_per_epoch
@@ -163,9 +161,7 @@ class Sparsifier:
         """Per layer and overall: the only source of such numbers."""
         return make_report(self)
 
-    def save_report(self, path: str | PathLike[str], **facts: Any) -> Path:
-        """Write the run as one HTML page; `title`, `accuracy` (one, or one per epoch) and `base_accuracy` are shown with it."""
-        return save_page(self, path, **facts)
+    save_report = save_page
 
     @property
     def density_floor(self) -> float:
@@ -191,7 +187,7 @@ class Sparsifier:
         self._compute.fuse = fuse
         self._compute.choose(mode, self.layers, self.model)
 
-    def keep_times(self, path: str | os.PathLike[str]) -> None:
+    def keep_times(self, path: str | PathLike[str]) -> None:
         """Write measured times to this file the moment they are taken, and plan from what it holds: resuming stays exact."""
         self._require_attached()
         self._compute.keep_times(path, self.layers, self.model)
@@ -326,6 +322,8 @@ class Sparsifier:
         self._clock.restart()
         self._plan(lambda: self.history[-1]["densities"])
         self._fingerprint = plain.fingerprint(self.model, self.layers, self.step)
+        for listen in list(self.listeners):
+            listen(self)
 
     def score(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor] | None = None) -> None:
         """Let a method that looks at data first choose its mask; loss_fn(model, batch) gives the loss of a batch."""
@@ -403,8 +401,8 @@ class Sparsifier:
         self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The hooks belong to the original's optimizer: a copy is bound to another.
-        return {**self.__dict__, "_binding": None, "generator": self.generator.get_state()}
+        # The hooks belong to the original's optimizer and its listeners to its run: a copy has others.
+        return {**self.__dict__, "_binding": None, "listeners": [], "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()

@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import autosparse
 from autosparse import models
 from autosparse.common.allowed import check_allowed, is_module_name
 from autosparse.common.warnings import warn
-from autosparse.data import Data, ImageData
+from autosparse.data import Data, ImageData, TranslationData
 from autosparse.methods import Method
 from autosparse.recipes.recipe import ModelBlock, OptimizerBlock, Recipe, build_method
 from autosparse.sparsifier import Sparsifier
@@ -41,13 +41,15 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def build_model(block: ModelBlock, data: Data) -> nn.Module:
     """The network of a recipe; a translation model is given the vocabulary of its data."""
     vocabulary = None if data.text is None else data.text.vocabulary
-    return build_named(block.name, model_arguments(block, vocabulary, data.padding_id))
+    return build_named(block.name, model_arguments(block, vocabulary, data.padding_id, data.facts))
 
 
 def check_outputs(model: nn.Module, recipe: Recipe, data: Data, inputs: tuple[Tensor, ...]) -> None:
     """Refuse a model with fewer scores than the data has classes, or pieces of words; one sample is computed."""
-    if isinstance(recipe.data, ImageData):
-        needed, setting = recipe.data.classes, f"data.classes = {recipe.data.classes}"
+    if not isinstance(recipe.data, TranslationData):
+        needed = int(data.facts["classes"])
+        given = recipe.data.classes if isinstance(recipe.data, ImageData) else None
+        setting = f"the data has {needed} classes" if given is None else f"data.classes = {given}"
     else:
         needed = 0 if data.text is None else data.text.vocabulary
         setting = f"the data's vocabulary has {needed} pieces"
@@ -66,11 +68,20 @@ def check_outputs(model: nn.Module, recipe: Recipe, data: Data, inputs: tuple[Te
         )
 
 
-def model_arguments(block: ModelBlock, vocabulary: int | None, padding_id: int | None) -> dict[str, Any]:
-    """The arguments of a recipe's model, with what only the data knows of."""
+def model_arguments(
+    block: ModelBlock, vocabulary: int | None, padding_id: int | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a recipe's model, with what only the data knows of: sizes that the recipe leaves out."""
     if vocabulary is not None and block.name == "transformer":
         return {"vocabulary": vocabulary, "padding_id": padding_id, **block.arguments}
-    return dict(block.arguments)
+    if ":" in block.name:
+        return dict(block.arguments)
+    # a recipe that says its classes says them to its model, too, as those of 0.1 do
+    known = {"classes": facts.get("classes") if "classes from" in facts else None, "in_features": facts.get("in_features")}
+    if "words per text" in facts:
+        known |= {"vocabulary": facts["vocabulary"], "length": facts["words per text"]}
+    taken = models.parameters_of(block.name)
+    return {name: value for name, value in known.items() if value is not None and name in taken} | dict(block.arguments)
 
 
 def build_named(name: str, arguments: dict[str, Any], *, typed: bool = False) -> nn.Module:

@@ -74,8 +74,10 @@ def calibration_batches(finished: Finished, samples: int) -> list[tuple[Tensor, 
 
 def _arguments(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     """All arguments of the run's model; a translation model's vocabulary comes from the run's own tokenizer."""
+    facts = folder.read_info().get("data")
+    facts = facts if isinstance(facts, dict) else {}
     if not isinstance(recipe.data, TranslationData):
-        return build.model_arguments(recipe.model, None, None)
+        return build.model_arguments(recipe.model, None, None, facts)
     from autosparse.data.tokenizer import PADDING_ID, read_tokenizer
 
-    return build.model_arguments(recipe.model, read_tokenizer(folder.tokenizer).get_vocab_size(), PADDING_ID)
+    return build.model_arguments(recipe.model, read_tokenizer(folder.tokenizer).get_vocab_size(), PADDING_ID, facts)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.data import Data
+from autosparse.integrations.trackers import scalars
 from autosparse.methods import Method
 from autosparse.recipes.loading import dump_recipe
 from autosparse.recipes.recipe import Recipe
@@ -145,6 +146,9 @@ class Session:
         if self._board is not None:
             for name, value in line.items():
                 if isinstance(value, float):
+                    self._board.add_scalar(name, value, line["step"])
+            for name, value in scalars(self.sp).items() if self.sp is not None else ():
+                if "/layers/" in name:
                     self._board.add_scalar(name, value, line["step"])
             self._board.flush()
 

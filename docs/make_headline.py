@@ -1,0 +1,74 @@
+"""Draws docs/figures/headline.svg, the chart of the first page, from docs/results/headline.json: python docs/make_headline.py.
+
+The drawing follows the reader's colour scheme by itself. Figures that do not exist yet are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from autosparse.report.palette import DENSE, RUNS
+
+DOCS = Path(__file__).parent
+SOURCE, TARGET = DOCS / "results" / "headline.json", DOCS / "figures" / "headline.svg"
+WIDTH, LEFT, RIGHT = 760, 210, 118
+ROW, BAR, HEAD, FOOT, GAP = 24, 16, 28, 22, 14
+STYLE = f"""
+text {{ font: 13px system-ui, "Segoe UI", "Liberation Sans", sans-serif; fill: #30343c }}
+.title {{ font-weight: 600; font-size: 14px }} .small {{ font-size: 11.5px; fill: #5b6472 }} .end {{ text-anchor: end }}
+.ours {{ fill: {RUNS[0].light} }} .dense {{ fill: {DENSE.light} }} .ratio {{ font-weight: 600 }}
+@media (prefers-color-scheme: dark) {{
+  text {{ fill: #e8ebf0 }} .small {{ fill: #9ba5b4 }} .ours {{ fill: {RUNS[0].dark} }} .dense {{ fill: {DENSE.dark} }}
+}}
+"""
+
+
+def known(panel: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bars whose figure exists."""
+    return [bar for bar in panel["bars"] if bar["value"] is not None]
+
+
+def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
+    """The marks of a panel, and where the next one begins."""
+    bars = known(panel)
+    longest, base = max(bar["value"] for bar in bars), bars[0]["value"]
+    marks = [f'<text class="title" x="0" y="{top + 15:g}">{escape(panel["title"])}</text>']
+    y = top + HEAD
+    for bar in bars:
+        width = (WIDTH - LEFT - RIGHT) * bar["value"] / longest
+        middle = y + BAR / 2 + 4.5
+        kind = "ours" if bar.get("ours") else "dense"
+        marks.append(f'<text class="end" x="{LEFT - 10}" y="{middle:g}">{escape(bar["name"])}</text>')
+        marks.append(f'<rect class="{kind}" x="{LEFT}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="3"/>')
+        gain = bar.get("ratio", base / bar["value"])
+        ratio = "" if bar is bars[0] else f' <tspan class="ratio">{gain:.2f}x</tspan>'
+        marks.append(f'<text x="{LEFT + width + 8:.1f}" y="{middle:g}">{bar["value"]:.3g} {panel["unit"]}{ratio}</text>')
+        y += ROW
+    words = f"{panel['command']}   {panel['machine']}"
+    marks.append(f'<text class="small" x="0" y="{y + 10:g}">{escape(words)}</text>')
+    return marks, y + FOOT + GAP
+
+
+def drawing(content: dict[str, Any]) -> str:
+    """The whole chart as SVG."""
+    marks: list[str] = []
+    y = 0.0
+    spoken = []
+    for panel in content["panels"]:
+        if any(bar.get("ours") for bar in known(panel)):
+            drawn, y = drawn_panel(panel, y)
+            marks += drawn
+            spoken.append(
+                f"{panel['title']}: " + ", ".join(f"{bar['name']} {bar['value']} {panel['unit']}" for bar in known(panel))
+            )
+    label = escape("; ".join(spoken), quote=True)
+    size = f'viewBox="0 0 {WIDTH} {y - GAP:g}" width="{WIDTH}" height="{y - GAP:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
+    return "\n".join([head, f"<style>{STYLE}</style>", *marks, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(drawing(json.loads(SOURCE.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -1,0 +1,59 @@
+"""`autosparse docs`: the pages of the documentation, which come with the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+INSTALLED = Path(__file__).parents[1] / "docs"
+CHECKOUT = Path(__file__).parents[3] / "docs"
+
+
+def run(
+    page: str | None = typer.Argument(None, help="A page, such as recipes or methods/rigl; all are listed without one."),
+) -> None:
+    """List the pages of the documentation, or print one.
+
+    Examples: `autosparse docs`, `autosparse docs get-started`, `autosparse docs faq | less`.
+    """
+    folder = docs_folder()
+    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.md"))}
+    if page is None:
+        from autosparse.common.tables import Table
+
+        rows = [[name, title(path)] for name, path in pages.items() if "/" not in name or name.endswith("README")]
+        Table(
+            ["page", "about"], rows, notes=["", "`autosparse docs PAGE` prints one; methods/NAME is the page of a method."]
+        ).show()
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        from autosparse.common.words import did_you_mean
+
+        raise ValueError(f"there is no page {page!r}{did_you_mean(name, pages)}; `autosparse docs` lists them")
+    text = pages[name].read_text(encoding="utf-8")
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(100, Console().width)).print(Markdown(text))
+
+
+def docs_folder() -> Path:
+    """Where the pages are: in the installed package, or in the checkout it is imported from."""
+    for folder in (INSTALLED, CHECKOUT):
+        if (folder / "get-started.md").is_file():
+            return folder
+    raise FileNotFoundError("this installation holds no documentation: install the wheel, or use a checkout")
+
+
+def title(path: Path) -> str:
+    """The first heading of a page."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            return line[2:]
+    return ""
