@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from autosparse import cli, models
+from autosparse.bench import engines
 from autosparse.bench import inference as bench
 from autosparse.bench.inference import COMPILED, EAGER, ORT, Timing, pruned, rows_of, time_in_turn, zeros
 from autosparse.cli.bench import app
@@ -135,3 +137,49 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "own_nets:build, batch 4, 1 thread" in done.output
     assert "ours, 50% zeros" in done.output
     assert "--inputs module:function" in str(CliRunner().invoke(whole, given).exception)
+
+
+def test_the_best_dense_engine_of_the_same_precision_decides() -> None:
+    timings = {
+        EAGER: Timing(1.0, 9.0, 3), ORT: Timing(4.0, 6.0, 3), "OpenVINO int8": Timing(1.0, 2.0, 3),
+        "onnxruntime int8": Timing(1.5, 1.5, 3), "ours, 90% zeros": Timing(2.0, 3.0, 3),
+        "ours int8, 90% zeros": Timing(1.0, 1.0, 3), "ours bfloat16, 90% zeros": Timing(1.0, 1.0, 3),
+    }  # fmt: skip
+    rows = {row.contestant: row for row in rows_of("net", 1, 1, timings)}
+    assert rows["ours, 90% zeros"].over_best_dense == 2.0
+    assert rows["ours int8, 90% zeros"].over_best_dense == 1.5
+    assert rows["OpenVINO int8"].over_best_dense == 0.75
+    assert rows["ours bfloat16, 90% zeros"].over_best_dense is None
+    assert [row.precision for row in rows.values()] == ["float32", "float32", "int8", "int8", "float32", "int8", "bfloat16"]
+
+
+def test_dense_engines_in_every_precision_and_missing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = pruned("small_conv", 0.5), bench.example("small_conv", 2)
+    real = engines.import_module
+
+    def without_openvino(name: str) -> object:
+        if name == "openvino":
+            raise ImportError("No module named 'openvino'")
+        return real(name)
+
+    monkeypatch.setattr(engines, "import_module", without_openvino)
+    with torch.no_grad():
+        calls, notes = engines.dense_contestants(model, inputs, 1, False, engines.PRECISIONS)
+        for call in calls.values():
+            call()
+    assert set(calls) == {EAGER, ORT, f"{EAGER} bfloat16", f"{ORT} int8"}
+    assert [note.split(" was")[0] for note in notes] == ["OpenVINO", "OpenVINO bfloat16", "OpenVINO int8"]
+    assert all('pip install "autosparse[bench]"' in note for note in notes)
+
+
+def test_int8_engines_give_nearly_the_same_outputs() -> None:
+    pytest.importorskip("openvino")
+    model, inputs = pruned("small_conv", 0.5), bench.example("small_conv", 4)
+    with torch.no_grad():
+        calls, notes = engines.dense_contestants(model, inputs, 1, False, ("int8",))
+        expected = model(*inputs)
+        assert notes == []
+        for name, call in calls.items():
+            result: Any = call()
+            output = torch.from_numpy(result[0])
+            assert float((output - expected).norm() / expected.norm()) < 0.1, name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.bench.inference import EAGER, ORT, Call, onnx_session
+from autosparse.bench.engines import EAGER, ORT, Call, onnx_session
 from autosparse.models.transformer import Transformer, greedy, sinusoidal_positions
 from autosparse.serving.deployed import Deployed
 from autosparse.serving.deployment import deploy

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.bench.conditions import conditions
+from autosparse.bench.engines import COMPILED, EAGER, OPENVINO, ORT, PRECISIONS, Call, dense_contestants, title
 from autosparse.bench.tasks import own_inputs
+from autosparse.common.processor import instruction_sets
 from autosparse.common.turns import clock_for, take_turns
-from autosparse.export.onnx import onnx_program
 from autosparse.kernels import library
 from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
-from autosparse.serving import Deployed, deploy
 from autosparse.serving.native import LayerChoice
 from autosparse.training.build import build_named
-from autosparse.training.finished import held_out_data, open_finished
+from autosparse.training.deployed import CALIBRATION, deploy_in
+from autosparse.training.finished import calibration_batches, held_out_data, open_finished
 
+OURS = "ours"
 DENSE_LAYERS = ("fc", "output")  # the classifier and the vocabulary, as the sparse recipes leave them
 SENTENCE, TOKENS = 24, 24  # of a translation: words to read, tokens to write
-ORT, EAGER, COMPILED = "onnxruntime", "torch eager", "torch.compile"
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -42,54 +42,11 @@ class Timing:
 
 def time_in_turn(calls: Mapping[str, Call], threads: int, rounds: int) -> dict[str, Timing]:
     """Every contestant once per round, each timed call right after an untimed one of its own."""
-    seconds = take_turns(calls, rounds, clock=clock_for(threads), before=lambda name: calls[name]())
+    # OpenVINO computes in threads of its own, even if it is one: then the whole process counts
+    others = threads == 1 and any(name.startswith(OPENVINO) for name in calls)
+    clock = time.process_time if others else clock_for(threads)
+    seconds = take_turns(calls, rounds, clock=clock, before=lambda name: calls[name]())
     return {name: Timing(1e3 * min(times), 1e3 * statistics.median(times), len(times)) for name, times in seconds.items()}
-
-
-def onnx_session(model: nn.Module, inputs: tuple[Tensor, ...], threads: int, dynamic: Any = None) -> Any:
-    """A session on the model in ONNX, with full graph optimisation."""
-    runtime = import_module("onnxruntime")
-    program = onnx_program(model, inputs, dynamic_shapes=dynamic)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    # its threads wait busily within a call, which is fastest, but not while it is the others' turn
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return runtime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def run_session(session: Any, inputs: tuple[Tensor, ...]) -> Call:
-    """A call of a session on these inputs."""
-    feed = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), inputs, strict=True)}
-    return lambda: session.run(None, feed)
-
-
-def dense_contestants(
-    model: nn.Module, inputs: tuple[Tensor, ...], threads: int, compiled: bool
-) -> tuple[dict[str, Call], list[str]]:
-    """The dense baselines that can run here, and notes on those that cannot."""
-    notes: list[str] = []
-    # the memory order in which torch's own convolutions are fastest
-    images = inputs[0].dim() == 4
-    shaped = model.to(memory_format=torch.channels_last) if images else model  # type: ignore[call-overload]
-    ordered = tuple(image.contiguous(memory_format=torch.channels_last) if images else image for image in inputs)
-    calls: dict[str, Call] = {EAGER: lambda: shaped(*ordered)}
-    if compiled:
-        try:
-            torch._dynamo.reset()
-            fast = torch.compile(shaped)
-            fast(*ordered)
-            calls[COMPILED] = lambda: fast(*ordered)
-        except Exception as error:  # no C++ compiler, an operation that it cannot take
-            notes.append(f"torch.compile failed: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
-    try:
-        calls[ORT] = run_session(onnx_session(model, inputs, threads), inputs)
-    except ImportError as error:
-        notes.append(f"onnxruntime was left out: {error}; pip install onnx onnxscript onnxruntime")
-    except Exception as error:  # an operation that the exporter cannot take
-        notes.append(f"onnxruntime was left out: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
-    return calls, notes
 
 
 @dataclass(frozen=True)
@@ -106,19 +63,37 @@ class Row:
     over_onnxruntime: float | None
     over_torch: float | None
     calls: int
+    precision: str = "float32"
+    over_best_dense: float | None = None  # of the same precision, by medians
 
 
 def rows_of(model: str, batch: int, threads: int, timings: Mapping[str, Timing]) -> list[Row]:
     """The table's rows: ratios are of the least times; torch is the faster of eager and compiled."""
-    ort = timings.get(ORT)
+    ort, dense = timings.get(ORT), _fastest_dense(timings)
     torchs = [timings[name].least for name in (EAGER, COMPILED) if name in timings]
     return [
         Row(
             model, name, batch, threads, timing.least, timing.median, 1e3 * batch / timing.least,
             ort.least / timing.least if ort else None, min(torchs) / timing.least if torchs else None, timing.calls,
+            _precision(name), dense[_precision(name)] / timing.median if _precision(name) in dense else None,
         )
         for name, timing in timings.items()
     ]  # fmt: skip
+
+
+def _precision(contestant: str) -> str:
+    """The precision in a contestant's name; float32 where it says none."""
+    return next((word for word in PRECISIONS[1:] if word in contestant), "float32")
+
+
+def _fastest_dense(timings: Mapping[str, Timing]) -> dict[str, float]:
+    """The least median among dense engines, by precision."""
+    fastest: dict[str, float] = {}
+    for name, timing in timings.items():
+        if not name.startswith(OURS):
+            word = _precision(name)
+            fastest[word] = min(timing.median, fastest.get(word, timing.median))
+    return fastest
 
 
 @dataclass(frozen=True)
@@ -135,8 +110,10 @@ def inference_conditions() -> dict[str, Any]:
     engine = library.engine()
     return conditions(
         engine.instruction_set if engine else f"none: {library.why_not()}",
-        ["onnxruntime"],
-        baseline="onnxruntime dense, full graph optimisation, the same threads; ratios are of the least times",
+        ["onnxruntime", "openvino"],
+        instruction_sets=", ".join(instruction_sets()) or "not known",
+        baseline="onnxruntime dense, full graph optimisation, the same threads; ratios are of the least times, those over the "
+        "best dense engine of the same precision of medians",
         clock="processor time on one thread, wall clock on more",
     )
 
@@ -149,6 +126,7 @@ def measure_all(
     rounds: int,
     compiled: bool,
     inputs: str | None = None,
+    precisions: Sequence[str] = ("float32",),
 ) -> Iterator[Measurement]:
     """A model, built-in or the user's own, or a finished run with every number of threads and every batch size."""
     before = torch.get_num_threads()
@@ -156,7 +134,7 @@ def measure_all(
         for count in threads:
             torch.set_num_threads(count)
             for batch in batches:
-                yield measure(what, sparsities, batch, count, rounds, compiled, inputs)
+                yield measure(what, sparsities, batch, count, rounds, compiled, inputs, precisions)
     finally:
         torch.set_num_threads(before)
 
@@ -170,6 +148,7 @@ def measure(
     rounds: int,
     compiled: bool,
     own_batch: str | None = None,
+    precisions: Sequence[str] = ("float32",),
 ) -> Measurement:
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
@@ -179,16 +158,29 @@ def measure(
     (*_, last) = candidates.values()
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
     if translators:
+        if tuple(precisions) != ("float32",):
+            raise ValueError("translation is timed in float32 only: leave --precision out")
         calls, notes, translating = translation_contestants(translators, inputs[0], threads, TOKENS)
         layers = {title: deployed.layers() for title, deployed in translating.items()}
     else:
-        ours = {title: deploy(model, inputs, threads=threads) for title, model in candidates.items()}
-        calls, notes = dense_contestants(last, inputs, threads, compiled)
-        calls |= {title: partial(deployed, *inputs) for title, deployed in ours.items()}
-        layers = {title: deployed.layers(*inputs) for title, deployed in ours.items() if isinstance(deployed, Deployed)}
+        batches = partial(_calibration, what, inputs)
+        ours = {
+            name.replace(OURS, title(OURS, precision)): deploy_in(model, inputs, precision, threads, batches)
+            for precision in precisions
+            for name, model in candidates.items()
+        }
+        calibration = batches() if "int8" in precisions else []
+        calls, notes = dense_contestants(last, inputs, threads, compiled, precisions, calibration)
+        calls |= {name: partial(deployed, *inputs) for name, deployed in ours.items()}
+        layers = {name: deployed.layers(*inputs) for name, deployed in ours.items()}
     # the name of a run's folder alone: do not leak local paths
     name = Path(what).resolve().name if Path(what).is_dir() else what
     return Measurement(rows_of(name, batch, threads, time_in_turn(calls, threads, rounds)), layers, notes)
+
+
+def _calibration(what: str, inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Of a run, its training data; else the inputs themselves, since only speed is measured."""
+    return calibration_batches(open_finished(Path(what)), CALIBRATION) if Path(what).is_dir() else [inputs]
 
 
 def contestants(what: str, sparsities: Sequence[float]) -> Iterator[tuple[str, nn.Module]]:

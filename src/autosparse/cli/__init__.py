@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from autosparse import __version__
-from autosparse.cli import bench, compare, docs, env, export, flops, methods, paper, recipes, report, train
+from autosparse.cli import bench, compare, docs, env, export, flops, methods, paper, predict, recipes, report, train
 from autosparse.cli import eval as eval_verb
 from autosparse.common.output import unbreakable_output
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("train")(train.run)
 app.command("eval")(eval_verb.run)
+app.command("predict")(predict.run)
 app.command("compare")(compare.run)
 app.command("paper")(paper.run)
 app.command("export")(export.run)

@@ -1,4 +1,4 @@
-"""`autosparse bench infer`: the deployed model beside torch and onnxruntime."""
+"""`autosparse bench infer`: the deployed model beside torch, onnxruntime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers
+from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
 
 if TYPE_CHECKING:
     from autosparse.bench.inference import Measurement
     from autosparse.serving.native import LayerChoice
 
 MODELS = ("resnet50", "mobilenet_v1", "transformer")
-HELP = """Time inference: ours, torch eager, torch.compile, and dense onnxruntime with the same threads, in turn in one process.
+HELP = """Time inference: ours, torch, and dense onnxruntime and OpenVINO with the same threads, in turn in one process.
 
 WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), your
 own module:function with --inputs, pruned likewise, or the folder of a finished run, taken as it is. On one thread processor
@@ -23,11 +23,16 @@ time is measured, on more the wall clock; ratios are of the least times. Transfo
 at a time, with the vocabulary layer dense as recipes leave it, and pruned like the rest. What is measured of a run goes into
 its bench.json, where its model card finds it.
 
+With --precision int8 or bfloat16 the dense engines compute so too: onnxruntime int8 (static, per channel, calibrated), OpenVINO
+int8 and bfloat16, torch under bfloat16 autocast. Engines that are not installed are named and left out.
+
 Examples:
 
   autosparse bench infer resnet50 mobilenet_v1 --batch 1 --threads 1 --out speed.json
 
   autosparse bench infer mynet:build --inputs mynet:batch --batch 8
+
+  autosparse bench infer resnet50 --precision float32,int8 --batch 1 --threads 1
 
   autosparse bench infer runs/digits
 """
@@ -39,6 +44,7 @@ def run(
     inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch, for a model of your own."),
     batch: str = typer.Option("1,8,32", help="Samples at a time."),
     threads: str = typer.Option("1,2", help="Numbers of threads."),
+    precision: str = typer.Option("float32", help="float32, bfloat16, int8, or several with commas between."),
     rounds: int = typer.Option(15, help="Timed calls of each contestant."),
     compiled: bool = typer.Option(True, "--compile/--no-compile", help="Whether torch.compile takes part."),
     layers: bool = typer.Option(False, "--layers", help="Print how every layer is computed."),
@@ -46,14 +52,19 @@ def run(
     force: bool = typer.Option(False, "--force", help="Replace JSON files that are there."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
+    from autosparse.bench.engines import PRECISIONS
     from autosparse.bench.inference import inference_conditions, measure_all
     from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable, write_json
+    from autosparse.common.precisions import precision_name
     from autosparse.export.card import BENCH
 
     allow(allow_code)
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: give 1 or more")
+    precisions = [precision_name(word, "--precision", PRECISIONS) for word in words(precision)]
+    if not precisions:
+        raise ValueError(f"--precision: give {', '.join(PRECISIONS)}, or several with commas between")
     sizes = whole_numbers(batch, "--batch"), whole_numbers(threads, "--threads")
     sparsities, names = fractions(sparsity), what or list(MODELS)
     files = {name: out or (Path(name) / BENCH if Path(name).is_dir() else None) for name in names}
@@ -64,7 +75,7 @@ def run(
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}
     for name in names:
-        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs):
+        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions):
             show(measured)
             if layers:
                 for title, table in measured.layers.items():
@@ -101,10 +112,10 @@ def show(measured: Measurement) -> None:
         return "" if value is None else f"{value:.2f}"
 
     Table(
-        ["", "ms (least)", "ms (median)", "samples/s", "over onnxruntime", "over torch"],
+        ["", "ms (least)", "ms (median)", "samples/s", "over onnxruntime", "over torch", "over best dense"],
         [
             [row.contestant, f"{row.milliseconds:.2f}", f"{row.median:.2f}", f"{row.samples_per_second:.1f}",
-             ratio(row.over_onnxruntime), ratio(row.over_torch)]
+             ratio(row.over_onnxruntime), ratio(row.over_torch), ratio(row.over_best_dense)]
             for row in measured.rows
         ],
     ).show()  # fmt: skip

@@ -21,6 +21,8 @@ Examples:
   autosparse eval runs/multi30k-transformer --split test_2017_flickr
 
   autosparse eval runs/cifar10-resnet20 --checkpoint best --data DIR --json
+
+  autosparse eval runs/cifar10-resnet20 --deployed --precision int8
 """
 
 
@@ -30,6 +32,9 @@ def run(
     split: str = typer.Option("test", help="test or validation of the recipe, or another split of the same data."),
     data: str | None = typer.Option(None, "--data", help="Where the data lies now, instead of the recipe's path or hub name."),
     checkpoint: str | None = typer.Option(None, help="best or last, instead of the finished model."),
+    deployed: bool = typer.Option(False, "--deployed", help="Deploy the model, and show it beside the plain one in float32."),
+    precision: str | None = typer.Option(None, help="Of the deployed model: float32 (the default), bfloat16, int8 or auto."),
+    threads: int = typer.Option(1, min=1, help="Threads of the deployed model."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
@@ -38,6 +43,18 @@ def run(
     from autosparse.training.evaluate import evaluate
 
     allow(allow_code)
+    if precision is not None and not deployed:
+        raise ValueError("--precision is that of the deployed model: give --deployed with it")
+    if deployed:
+        if checkpoint is not None:
+            raise ValueError("--deployed takes the finished model: leave --checkpoint out")
+        from autosparse.training.deployed import evaluate_deployed
+
+        compared = evaluate_deployed(
+            folder, precision=precision or "float32", threads=threads, beam=beam, split=split, data_path=data
+        )
+        print_json(compared) if as_json else typer.echo(as_table(compared))
+        return
     figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
     if as_json:
         print_json(figures)
@@ -46,6 +63,20 @@ def run(
 
 
 run.__doc__ = HELP
+
+
+def as_table(figures: dict[str, Any]) -> str:
+    """Plain and deployed beside each other."""
+    threads = f"{figures['threads']} thread{'s' if figures['threads'] > 1 else ''}"
+    lines = [f"{figures['name']}: {figures['method']}, {figures['split']} split of {figures['samples']:,} samples, {threads}"]
+    lines.append(f"  {'':<15} {'plain float32':>15} {'deployed ' + figures['precision']:>20}")
+    rows = {"accuracy": "{:.2%}", "bleu": "{:.2f}", "token_accuracy": "{:.2%}", "loss": "{:.4f}", "milliseconds": "{:.3f}"}
+    for name, form in rows.items():
+        if name in figures["plain"]:
+            plain, deployed = (form.format(figures[key][name]) for key in ("plain", "deployed"))
+            label = "ms per sample" if name == "milliseconds" else name.replace("_", " ")
+            lines.append(f"  {label:<15} {plain:>15} {deployed:>20}")
+    return "\n".join(lines + [f"  note: {note}" for note in figures["notes"]])
 
 
 def as_text(figures: dict[str, Any]) -> str:

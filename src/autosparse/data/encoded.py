@@ -22,7 +22,7 @@ MEMORY = 2**30
 """Splits of at most this many bytes are decoded once and kept."""
 
 _FETCHED = 256
-_MODES = {1: "L", 3: "RGB"}
+MODES = {1: "L", 3: "RGB"}
 
 
 class EncodedImages:
@@ -34,7 +34,7 @@ class EncodedImages:
         self, rows: Any, image: str, labels: Tensor, split: str, config: ImageData, shape: tuple[int, int] | None
     ) -> None:
         self.rows, self.labels, self.split = rows, labels, split
-        self._image, self._mode, self._side = image, _MODES[config.channels], config.image_size
+        self._image, self._mode, self._side = image, MODES[config.channels], config.image_size
         self._margin = config.augment == "resized-crop-flip"
         if self._side is not None:
             shape = self._side, self._side
@@ -61,7 +61,7 @@ class EncodedImages:
     def random_crops(self, indices: Indices, numbers: Numbers) -> Tensor:
         result = torch.empty(len(indices), *self.shape, dtype=torch.uint8)
         for row, (_, picture) in enumerate(self.pictures(indices)):
-            result[row] = _tensor(resized_crop_flip(picture, self.shape[1], numbers[row]))
+            result[row] = picture_tensor(resized_crop_flip(picture, self.shape[1], numbers[row]))
         return result
 
     def fingerprint(self) -> str:
@@ -94,7 +94,7 @@ class EncodedImages:
                 f"image {index} of {self.split} is {picture.height}x{picture.width} (height x width) but the first is "
                 f"{self.shape[1]}x{self.shape[2]}; give data.image_size, which brings all to one size"
             )
-        return _tensor(picture)
+        return picture_tensor(picture)
 
 
 def _stored(cell: Any) -> tuple[bytes | None, str | None]:
@@ -142,6 +142,7 @@ def _undecoded(rows: Any, column: str) -> Any:
     return rows.with_format(None)
 
 
-def _tensor(picture: Any) -> Tensor:
+def picture_tensor(picture: Any) -> Tensor:
+    """uint8 (channels, height, width)."""
     pixels = torch.from_numpy(np.array(picture))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)

@@ -112,7 +112,7 @@ def evaluate(
     """Score a run's model; the figure of the finished model on its own test split also goes into result.json."""
     run = RunFolder(Path(folder))
     recipe = run.load_recipe()
-    changed = _with_data(recipe, split, data_path)
+    changed = with_data(recipe, split, data_path)
     if checkpoint is None:
         _check_has_model(run)
         model = load_model(run, recipe)
@@ -148,7 +148,7 @@ def _score(model: nn.Module, data: Data, split: str, beam: int, recipe: Recipe) 
     return {"loss": score.loss, **figures}, batches.samples
 
 
-def _with_data(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
+def with_data(recipe: Recipe, split: str, data_path: str | None) -> Recipe:
     """The recipe with the data that is asked for; names other than validation and test are splits of the data itself."""
     change: dict[str, Any] = {}
     if data_path is not None:
