@@ -55,6 +55,43 @@ def shaped_threshold(
     return effective
 
 
+def shared_threshold(
+    weight: Tensor,
+    threshold: Tensor,
+    gate: Tensor,
+    reach: Tensor | None,
+    rows: int,
+    channel_dim: int,
+    shape: float = 1.0,
+    rescale_dim: int | None = None,
+) -> Tensor:
+    """Consecutive output channels share their zeros: w * max(0, 1 - T/n), n the root mean square of `rows` weights.
+
+    `shape` and `rescale_dim` are those of `shaped_threshold`. Active weights receive G, pruned ones gate * G, and the
+    threshold the sum of -G w/n over active weights alone: with those of pruned ones too, runs are unstable.
+    """
+    given = weight, threshold, gate, reach, rows, channel_dim, shape, rescale_dim
+    effective: Tensor = _SharedThreshold.apply(*given)  # type: ignore[no-untyped-call]
+    return effective
+
+
+def shared_norm(weight: Tensor, rows: int, channel_dim: int) -> Tensor:
+    """The root mean square over each group of `rows` consecutive output channels, at every weight's place.
+
+    The last group is smaller where the number of channels is no multiple.
+    """
+    exact = weight.movedim(channel_dim, 0).to(torch.promote_types(weight.dtype, torch.float32))
+    channels = len(exact)
+    groups = -(-channels // rows)
+    squares = torch.nn.functional.pad(exact.reshape(channels, -1).square(), (0, 0, 0, groups * rows - channels))
+    sizes = torch.full((groups, 1), float(rows), device=weight.device, dtype=exact.dtype)
+    if groups:
+        sizes[-1] = channels - (groups - 1) * rows
+    norms = (squares.view(groups, rows, squares.shape[1]).sum(1) / sizes).sqrt()
+    everywhere = norms.repeat_interleave(rows, 0)[:channels].reshape(exact.shape)
+    return everywhere.movedim(0, channel_dim).to(weight.dtype)
+
+
 def shrunk(weight: Tensor, threshold: Tensor, shape: float) -> Tensor:
     """sign(w) * (|w|^p - T^p)^(1/p) where |w| > T, else 0."""
     bound = threshold.to(weight.dtype).clamp_min(0)
@@ -193,6 +230,44 @@ class _ShapedThreshold(torch.autograd.Function):
         return *_threshold_gradients(grad, ctx.saved_tensors, ctx.needs_input_grad[1]), None, None, None, None
 
 
+class _SharedThreshold(torch.autograd.Function):
+    """What is active is decided by the norm over a group of output channels."""
+
+    @staticmethod
+    def forward(
+        weight: Tensor,
+        threshold: Tensor,
+        gate: Tensor,
+        reach: Tensor | None,
+        rows: int,
+        channel_dim: int,
+        shape: float,
+        rescale_dim: int | None,
+    ) -> Tensor:
+        norms = shared_norm(weight, rows, channel_dim)
+        active = norms > threshold.to(weight.dtype).clamp_min(0)
+        effective = torch.where(active, weight * (shrunk(norms, threshold, shape) / norms), 0)
+        return effective if rescale_dim is None else effective.mul_(channel_scale(weight, active, rescale_dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.group = inputs[4:6]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, threshold, gate, reach = ctx.saved_tensors
+        norms = shared_norm(weight, *ctx.group)
+        receives = None if reach is None else norms >= reach.to(weight.dtype)
+        active = norms > threshold.to(weight.dtype).clamp_min(0)
+        scaled = _gradient_map(as_numbers(active, weight.dtype), gate, receives).mul_(grad)
+        of_threshold = None
+        if ctx.needs_input_grad[1]:
+            share = torch.where(active, weight * grad / norms, 0)
+            of_threshold = -share.to(threshold.dtype).sum_to_size((1,) * weight.dim()).reshape(threshold.shape)
+        return scaled, of_threshold, None, None, None, None, None, None
+
+
 class _NativeSoftThreshold(torch.autograd.Function):
     """T = g(s) and the same by the kernels: one node where a small layer would feel every further one.
 
@@ -283,7 +358,7 @@ class _NativeGatedMask(torch.autograd.Function):
 
 
 # torch looks up this signature at every call; kept here, that takes no time
-for _function in (_SoftThreshold, _ShapedThreshold, _GatedMask):
+for _function in (_SoftThreshold, _ShapedThreshold, _SharedThreshold, _GatedMask):
     _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse import functional
-from autosparse.common.tensors import assign, kth_smallest, start_bound, threshold_for, whole
+from autosparse.common.tensors import assign, kth_smallest, start_bound, threshold_for, threshold_under_ties, whole
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -107,13 +107,16 @@ class Gated(SparseParametrization):
 class SoftThreshold(Gated):
     """sign(w) * relu(|w| - g(s)) with a learned s for the layer or each channel, or a shared unlearned one.
 
-    `power` and `rescale_dim` change the values, not the gradients: see `functional.shaped_threshold`.
+    `power` and `rescale_dim` change the values, not the gradients: see `functional.shaped_threshold`. With `rows` above 1 that
+    many consecutive output channels share their zeros, by the norm over them.
     """
 
     threshold: Tensor
 
     power: float = 1.0
     rescale_dim: int | None = None
+    rows: int = 1
+    channel_dim: int = 0
 
     def __init__(self, weight: Tensor, shape: tuple[int, ...], function: str, learned: bool, backward_sparsity: float) -> None:
         super().__init__(weight)
@@ -132,6 +135,9 @@ class SoftThreshold(Gated):
 
     def forward(self, weight: Tensor) -> Tensor:
         s = self.threshold
+        if self.rows > 1:
+            value, group = functional.threshold_value(s, self.function), (self.rows, self.channel_dim)
+            return functional.shared_threshold(weight, value, self.gate, self.reach, *group, self.power, self.rescale_dim)
         if self.power != 1 or self.rescale_dim is not None:
             value = functional.threshold_value(s, self.function)
             return functional.shaped_threshold(weight, value, self.gate, self.reach, self.power, self.rescale_dim)
@@ -152,10 +158,16 @@ class SoftThreshold(Gated):
     def threshold_values(self) -> Tensor:
         return functional.threshold_value(whole(self.threshold.detach()), self.function)
 
+    def magnitudes(self, weight: Tensor) -> Tensor:
+        """What the threshold is compared with at every weight's place: |w|, or the norm over the channels that share zeros."""
+        return weight.detach().abs() if self.rows == 1 else functional.shared_norm(weight.detach(), self.rows, self.channel_dim)
+
     def active(self, weight: Tensor) -> Tensor:
-        return functional.is_active(weight, self.threshold_values())
+        return functional.is_active(self.magnitudes(weight) if self.rows > 1 else weight, self.threshold_values())
 
     def count_active(self, weight: Tensor) -> Tensor:
+        if self.rows > 1:
+            return torch.count_nonzero(self.active(weight))
         return functional.count_active(weight.detach(), self.threshold_values())
 
     def set_threshold(self, value: Tensor) -> None:
@@ -168,7 +180,7 @@ class SoftThreshold(Gated):
     def start_at(self, weight: Tensor, sparsity: float) -> None:
         """Every unit that has a threshold of its own starts at this sparsity, from the k-th value of |w|."""
         channel = next((dim for dim, size in enumerate(self.threshold.shape) if size > 1), None)
-        magnitudes = weight.detach().abs()
+        magnitudes = self.magnitudes(weight)
         if channel is None:
             self.set_threshold(start_bound(magnitudes, round(sparsity * weight.numel())))
             return
@@ -177,7 +189,8 @@ class SoftThreshold(Gated):
         self.set_threshold(values.reshape(self.threshold.shape))
 
     def limit_density(self, weight: Tensor, density: float) -> bool:
-        bound = threshold_for(weight.detach().abs(), density).to(self.threshold.dtype)
+        magnitudes = self.magnitudes(weight)
+        bound = (threshold_for if self.rows == 1 else threshold_under_ties)(magnitudes, density).to(self.threshold.dtype)
         self.set_threshold(torch.minimum(self.threshold_values(), bound))
         return True
 
@@ -192,7 +205,7 @@ class SoftThreshold(Gated):
 
     def gradient_mask(self, weight: Tensor) -> Tensor:
         assert self.backward_bound is not None
-        magnitudes = weight.detach().abs()
+        magnitudes = self.magnitudes(weight)
         bound = torch.minimum(self.threshold_values().to(weight.dtype), self.backward_bound.to(weight.dtype))
         return magnitudes >= bound
 
@@ -204,7 +217,7 @@ class SoftThreshold(Gated):
     def refresh_backward_bound(self, weight: Tensor) -> None:
         """Let the top-B set have n - floor(b * n) weights."""
         if self.backward_bound is not None:
-            bound = kth_smallest(weight.detach().abs(), self._outside_backward + 1)
+            bound = kth_smallest(self.magnitudes(weight), self._outside_backward + 1)
             assign(self.backward_bound, bound.to(self.backward_bound.dtype).reshape(1))
 
 

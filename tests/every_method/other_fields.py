@@ -34,15 +34,17 @@ LEARNED_THRESHOLD = {
     "target_size": Other("5 kB", {"target_sparsity": None}),
     "max_loss_increase": Other(0.9, {"target_sparsity": None, **BUDGET}),
     "reference": Other((90.0,) * 4, {"target_sparsity": None, **BUDGET}),
+    "rows_per_pattern": Other(2),
 }
-MAGNITUDE = {
+PERIODIC = {
     "sparsity": Other(0.6),
     "distribution": Other("er", SPARSE_ENDS),
     "update_every": Other(5),
     **ENDS,
 }
+MAGNITUDE = {**PERIODIC, "rows_per_pattern": Other(2)}
 TOPKAST = {
-    **MAGNITUDE,
+    **PERIODIC,
     "dense_first": Other(False),
     "dense_last": Other(False),
     "ga": Other(GA),

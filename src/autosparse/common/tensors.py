@@ -100,6 +100,14 @@ def threshold_for(magnitudes: Tensor, density: float) -> Tensor:
     return split_at(magnitudes, magnitudes.numel() - keep)
 
 
+def threshold_under_ties(magnitudes: Tensor, density: float) -> Tensor:
+    """The same where several weights have one magnitude: below all of those that share the last one to be kept."""
+    keep = max(1, math.ceil(density * magnitudes.numel()))
+    last = kth_smallest(magnitudes, magnitudes.numel() - keep + 1)
+    below = magnitudes[magnitudes < last]
+    return (last + below.max()) / 2 if below.numel() else last / 2
+
+
 def random_stream(seed: int, purpose: str) -> torch.Generator:
     """A generator for one purpose, whose numbers are not those that `torch.manual_seed` gives to the weights."""
     digest = hashlib.sha256(f"{purpose} {operator.index(seed)}".encode()).digest()

@@ -76,7 +76,8 @@ def override(layer: Layer, passes: Passes) -> Override:
     module = layer.places[0].module
     record = overrides.take(module, SPARSE, _conv_forward if isinstance(module, nn.Conv2d) else _linear_forward)
     record.passes = passes
-    if isinstance(layer.parametrization, SoftThreshold) and layer.parametrization.threshold.numel() == 1:
+    part = layer.parametrization
+    if isinstance(part, SoftThreshold) and part.threshold.numel() == 1 and part.rows == 1:
         for place in layer.places[1:]:
             overrides.take(place.module, SPARSE, _embedding_forward)
     return record

@@ -12,7 +12,7 @@ from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.autotune import AlphaTuner, AutoTune
-from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require
+from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require, require_rows
 from autosparse.methods.families.learned_mask import per_channel
 from autosparse.methods.goals import SparsityGoal, goal_of
 from autosparse.methods.loss_budget import reference_losses
@@ -46,6 +46,7 @@ class LearnedThreshold(Method):
     target_size: str | int | None = None
     max_loss_increase: float | None = None
     reference: Sequence[float] | str | None = None
+    rows_per_pattern: int = 1
 
     def __post_init__(self) -> None:
         require(self.g in THRESHOLD_FUNCTIONS, f"g = {self.g!r}; allowed: {', '.join(THRESHOLD_FUNCTIONS)}")
@@ -64,6 +65,11 @@ class LearnedThreshold(Method):
         require(
             self.start_sparsity is None or 0 <= self.start_sparsity < 1,
             f"start_sparsity = {self.start_sparsity}; allowed: 0 <= start_sparsity < 1",
+        )
+        require_rows(self.rows_per_pattern)
+        require(
+            self.rows_per_pattern == 1 or self.threshold != "channel",
+            "rows_per_pattern lets output channels share their zeros: threshold='channel' gives each its own; choose one",
         )
         # d g/d s does not shrink with the threshold, so the loss throws it below 0 faster than a factor can raise it
         unsteerable = self.g == "identity" and self.threshold not in UNLEARNED and goal is not None
@@ -109,7 +115,9 @@ class LearnedThreshold(Method):
 
     def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
         shape = per_channel(layer) if self.threshold == "channel" else (1,)
-        return SoftThreshold(layer.stored, shape, self.g, self.threshold not in UNLEARNED, self._backward_sparsity())
+        soft = SoftThreshold(layer.stored, shape, self.g, self.threshold not in UNLEARNED, self._backward_sparsity())
+        soft.rows, soft.channel_dim = self.rows_per_pattern, layer.channel_dim
+        return soft
 
     def start(self, sp: Run) -> None:
         layers = layer_parts(sp, SoftThreshold)

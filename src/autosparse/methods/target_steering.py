@@ -33,7 +33,9 @@ def refresh_reach(layers: Sequence[Soft]) -> None:
 def start_together(layers: Sequence[Soft], sparsity: float, generator: torch.Generator, in_spreads: bool = False) -> None:
     """One shared threshold: the quantile of all |w| of the net, or of |w| in units of each layer's spread."""
     units = [_spread(layer) if in_spreads else 1.0 for layer, _ in layers]
-    magnitudes = [layer.weight().abs().reshape(-1)[_sample(layer, layers, generator)].float() for layer, _ in layers]
+    magnitudes = [
+        soft.magnitudes(layer.weight()).reshape(-1)[_sample(layer, layers, generator)].float() for layer, soft in layers
+    ]
     sample = torch.cat([values / unit for values, unit in zip(magnitudes, units, strict=True)])
     bound = start_bound(sample, round(sparsity * sample.numel()))
     for (_, soft), unit in zip(layers, units, strict=True):
@@ -151,7 +153,7 @@ def _zero_smallest(layers: Sequence[Soft], counts: Counts, missing: float, floor
 def _ratios_to_threshold(layer: Layer, soft: SoftThreshold, floor: float) -> Tensor:
     """|w| / T where a weight is active and the layer can spare it, infinity elsewhere."""
     weight = layer.weight()
-    magnitudes = weight.abs().to(soft.threshold.dtype)
+    magnitudes = soft.magnitudes(weight).to(soft.threshold.dtype)
     spared = soft.active(weight) & (magnitudes <= threshold_for(magnitudes, floor))
     return (magnitudes / soft.threshold_values()).masked_fill(~spared, math.inf)
 
@@ -161,7 +163,7 @@ def _factor(free: Sequence[Soft], counts: Counts, share: float, generator: torch
     ratios, amounts = [], []
     for layer, soft in free:
         index = _sample(layer, free, generator)
-        magnitudes = layer.weight().abs().reshape(-1)[index].to(soft.threshold.dtype)
+        magnitudes = soft.magnitudes(layer.weight()).reshape(-1)[index].to(soft.threshold.dtype)
         units = before[layer.name].expand(layer.shape).reshape(-1)[index]
         ratios.append(functional.threshold_inverse(magnitudes, soft.function) / units)
         amounts.append(torch.full_like(ratios[-1], counts[layer.name], dtype=torch.float64))

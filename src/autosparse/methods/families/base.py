@@ -217,5 +217,10 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_rows(value: int) -> None:
+    whole_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    require(whole_number, f"rows_per_pattern = {value}; it is how many output channels share their zeros: 1, 2, 4, ...")
+
+
 def require_sparsity(name: str, value: float) -> None:
     require(0 <= value < 1, f"{name} = {value}; it is the fraction of zeros: 0 <= {name} < 1")

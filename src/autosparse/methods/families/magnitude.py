@@ -9,9 +9,10 @@ from torch import Tensor
 
 from autosparse import schedules
 from autosparse.common.tensors import top_mask
+from autosparse.functional import shared_norm
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
-from autosparse.methods.families.base import Method, Run, require
+from autosparse.methods.families.base import Method, Run, require, require_rows
 from autosparse.methods.families.budget import GLOBAL, Budgeted, count_of_all, top_of_all, warn_if_never_due
 from autosparse.methods.families.fixed_mask import mask_of
 
@@ -46,12 +47,20 @@ class Periodic(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Magnitude(Periodic, Budgeted):
-    """Keeps the weights of largest magnitude, of each layer or of all layers together."""
+    """Keeps the weights of largest magnitude, of each layer or of all layers together.
+
+    With rows_per_pattern above 1 that many consecutive output channels share their zeros, by the norm over them.
+    """
 
     stores_zeros: ClassVar[bool] = False
 
     sparsity: float = 0.8
     dense_first: bool = False
+    rows_per_pattern: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_rows(self.rows_per_pattern)
 
     def renew(self, sp: Run) -> None:
         for layer, mask in zip(sp.layers, self.largest(sp), strict=True):
@@ -59,10 +68,19 @@ class Magnitude(Periodic, Budgeted):
 
     def magnitude(self, layer: Layer) -> Tensor:
         """By what weights are ranked."""
-        return layer.weight().abs()
+        weight, rows = layer.weight(), self.rows_per_pattern
+        return weight.abs() if rows == 1 else shared_norm(weight, rows, layer.channel_dim)
 
     def largest(self, sp: Run) -> list[Tensor]:
         """Masks of the largest weights; under "global" one of each layer stays at least, so that no layer dies."""
+        masks = self._largest(sp)
+        if self.rows_per_pattern == 1:
+            return masks
+        # channels that share their zeros are tied: a pair that the count would split stays whole
+        whole = zip(sp.layers, masks, strict=True)
+        return [shared_norm(mask.float(), self.rows_per_pattern, layer.channel_dim) > 0 for layer, mask in whole]
+
+    def _largest(self, sp: Run) -> list[Tensor]:
         if self.distribution == GLOBAL:
             magnitudes = [self.magnitude(layer) for layer in sp.layers]
             return top_of_all(magnitudes, count_of_all(magnitudes, self.now(self.sparsity, sp)), keep_one=True)
