@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.agreement import agree
+from autosparse.serving.agreement import BYTES_TOLERANCE, TOLERANCE, agree, difference
 from autosparse.serving.capture import one_line
 from autosparse.serving.choices import Choice, Choices, ForgottenError
 from autosparse.serving.copies import State, working_copy
@@ -19,6 +19,8 @@ from autosparse.serving.layerwise import has_convolutions, replace_layers
 from autosparse.serving.linear import weights_in_caches
 from autosparse.serving.native import LayerChoice
 from autosparse.serving.preparation import Preparation
+from autosparse.serving.quantized.calibration import Quantization
+from autosparse.serving.quantized.memory import forget_replaced
 from autosparse.serving.reasons import layers_in_torch, layers_of
 from autosparse.serving.rewrite import captured
 from autosparse.serving.signature import CannotCaptureError
@@ -47,21 +49,29 @@ class Served:
     route: Route
     in_torch: list[LayerChoice]
     layers: int
-    state: State
+    state: State | None  # none where weights are integers: no float32 copy is kept
+    difference: float = 0.0  # on the example, see `agreement.difference`
 
 
 class DiffersError(RuntimeError):
     """A way that computes something else."""
 
 
-def serve(model: nn.Module, example: Example, engine: Engine | None, threads: int, remembered: Route | None) -> Served:
+def serve(
+    model: nn.Module,
+    example: Example,
+    engine: Engine | None,
+    threads: int,
+    remembered: Route | None,
+    quantization: Quantization | None = None,
+) -> Served:
     """The model served in the first way that works; remembered choices that do not fit the model are a ForgottenError."""
     copied, _ = working_copy(model)
     expected = _run(copied, example)
     notes = [] if remembered is None else list(remembered.notes)
     for name in _routes(copied, notes) if remembered is None else [remembered.name]:
         choices = Choices(None if remembered is None else remembered.choices)
-        preparation = Preparation(engine, threads, weights_in_caches(model), choices)
+        preparation = Preparation(engine, threads, weights_in_caches(model), choices, quantization=quantization)
         try:
             return _attempt(name, model, example, expected, preparation, notes)
         except (CannotCaptureError, DiffersError) as error:
@@ -98,19 +108,27 @@ def _attempt(
     elif name != TORCH:
         replace_layers(copied, example, preparation, convolutions=name == PARTS)
     preparation.choices.finish()
-    if name != TORCH:
-        _compare(module, example, expected)
+    tolerance = TOLERANCE if preparation.quantization is None else BYTES_TOLERANCE
+    off = _compare(module, example, expected, tolerance) if name != TORCH else 0.0
     in_torch = layers_in_torch(layers, module, preparation)
-    return Served(module, Route(name, preparation.choices.taken, notes), in_torch, len(layers), state)
+    route = Route(name, preparation.choices.taken, notes)
+    if preparation.quantization is None:
+        return Served(module, route, in_torch, len(layers), state)
+    forget_replaced(copied, module)
+    return Served(module, route, in_torch, len(layers), None, off)
 
 
-def _compare(module: nn.Module, example: Example, expected: Any) -> None:
+def _compare(module: nn.Module, example: Example, expected: Any, tolerance: float) -> float:
+    """By how much a served module differs on the example, if that is little."""
     try:
-        same = agree(_run(module, example), expected)
+        result = _run(module, example)
+        same = agree(result, expected, tolerance)
+        off = difference(result, expected) if same else 0.0
     except Exception as error:  # a model that looks into its layers may find others there
         raise DiffersError(one_line(error)) from error
     if not same:
         raise DiffersError("its outputs differ")
+    return off
 
 
 def _run(module: nn.Module, example: Example) -> Any:

@@ -29,7 +29,7 @@ class Captured(nn.Module):
         super().__init__()
         self.graph = graph
         # not registered: its layers are those that the graph has replaced
-        self.__dict__.update(plain=plain, name=name, signature=signature, result=result, warned=False)
+        self.__dict__.update(plain=plain, name=name, signature=signature, result=result, warned=False, forgotten=False)
         self.eval()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -40,6 +40,11 @@ class Captured(nn.Module):
         return results[0] if self.result.is_leaf() else pytree.tree_unflatten(results, self.result)
 
     def _plainly(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if self.__dict__["forgotten"]:
+            raise ValueError(
+                f"{self.name} is called unlike deploy's example, and in int8 it keeps no float32 weights to compute that with: "
+                "deploy with an example like this call"
+            )
         result = self.plain(*inputs, **named)  # or the model's own error
         if not self.__dict__["warned"]:
             self.__dict__["warned"] = True

@@ -31,6 +31,7 @@ class Prepared:
     example: dict[str, Any]  # without its numbers
     threads: int
     instruction_set: str | None
+    precision: str = "float32"
 
 
 class Deployed(nn.Module):

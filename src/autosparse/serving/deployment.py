@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,43 +14,90 @@ from autosparse.common.warnings import warn
 from autosparse.kernels import library
 from autosparse.parametrizations import SparseParametrization
 from autosparse.quantization.fake import is_quantization_aware
-from autosparse.serving.attempts import BY_DESIGN, Route, serve
+from autosparse.serving.attempts import BY_DESIGN, Route, Served, serve
 from autosparse.serving.decoders import deployed_class
 from autosparse.serving.deployed import Deployed, Prepared
 from autosparse.serving.example import Example
 from autosparse.serving.example_spec import describe
+from autosparse.serving.quantized.calibration import Quantization, quantization_for
+from autosparse.serving.quantized.linear import ByteLinear
+from autosparse.serving.quantized.region import ByteRegion
+from autosparse.serving.quantized.sensitivity import within
 from autosparse.serving.reasons import sentence
 
+# A difference from the plain model, as a fraction of the output's length, that users should know of.
+MUCH = 0.1
 
-def deploy(model: nn.Module, example_input: Any, *, threads: int | None = None) -> Deployed:
+
+def deploy(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    threads: int | None = None,
+    precision: str = "float32",
+    calibration: Iterable[Any] | None = None,
+    ranges: str = "minmax",
+    evaluate: Callable[[nn.Module], float] | None = None,
+    max_drop: float | None = None,
+) -> Deployed:
     """The model for serving inputs like the example's on `threads` threads (torch's own number by default).
 
     The example is a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments. The model itself is
     left as it is. Batch norms are folded, ReLU and sums fused, weights packed for the native kernels, and for every layer
     dense or sparse is chosen by measuring. Other batch sizes, image sizes and lengths work too, with the same choices.
+
+    With `precision="int8"` layers compute in eight bits where that is faster. `calibration` is an iterable of batches like the
+    example; what they pass decides the `ranges` of activations ("minmax", "percentile" or "mse"). "auto" is int8 if there
+    is calibration, else float32. With `evaluate`, which gives a model's score (more is better), the layers that cost most
+    stay in float32 until the score is at most `max_drop` below the plain model's.
     """
     example = Example.of(example_input)
     check(model, example, threads)
-    return prepare(model, example, torch.get_num_threads() if threads is None else threads)
+    if (evaluate is None) != (max_drop is None):
+        raise ValueError("give evaluate and max_drop together: a function that scores a model, and how much it may lose")
+    quantization = quantization_for(precision, calibration, ranges, example, model.training)
+    count = torch.get_num_threads() if threads is None else threads
+    if quantization is None or evaluate is None or max_drop is None:
+        return prepare(model, example, count, None, quantization)
+    return within(model, quantization, evaluate, max_drop, lambda kept: prepare(model, example, count, None, kept))
 
 
-def prepare(model: nn.Module, example: Example, threads: int, remembered: Route | None = None) -> Deployed:
+def prepare(
+    model: nn.Module,
+    example: Example,
+    threads: int,
+    remembered: Route | None = None,
+    quantization: Quantization | None = None,
+) -> Deployed:
     """`deploy` for arguments that are checked, with choices that were measured before."""
     with torch.no_grad(), _threads(threads), torch.random.fork_rng(devices=[]):
         engine = library.engine()
-        served = serve(model, example, engine, threads, remembered)
+        served = serve(model, example, engine, threads, remembered, quantization)
         notes = list(served.route.notes)
         if engine is None:
             notes.append(f"all layers run in dense torch: {library.why_not()}")
         elif served.in_torch:
             notes.append(sentence(served.in_torch, served.layers))
+        if quantization is not None and engine is not None:
+            notes += _about_int8(served)
         examples = _positional(model, example)
         deployed = deployed_class(served.module)(served.module, examples, engine, threads, notes)
-        deployed.prepared = Prepared(served, describe(example), threads, engine.instruction_set if engine else None)
+        instruction_set = engine.instruction_set if engine else None
+        precision = "float32" if quantization is None else "int8"
+        deployed.prepared = Prepared(served, describe(example), threads, instruction_set, precision)
     for note in notes:
         if note != BY_DESIGN:  # nothing to warn of
             warn(f"deploy: {note}")
     return deployed
+
+
+def _about_int8(served: Served) -> list[str]:
+    """By how much an int8 model differs, if that is much; and if nothing is int8."""
+    if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
+        return ["no layer is computed in int8: float32 was faster, or nothing in the model can be"]
+    if served.difference > MUCH:
+        return [f"on the example int8 differs from the plain model by {served.difference:.1%} of the output's length"]
+    return []
 
 
 def check(model: nn.Module, example: Example, threads: int | None) -> None:

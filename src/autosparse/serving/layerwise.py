@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.serving.agreement import agree
+from autosparse.serving.agreement import BYTES_TOLERANCE, TOLERANCE, agree
 from autosparse.serving.capture import Captured
 from autosparse.serving.example import Example
 from autosparse.serving.kinds import as_linear, is_convolution, is_linear
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.preparation import Preparation
+from autosparse.serving.quantized.calibration import ObservedInput, observe_modules
+from autosparse.serving.quantized.linear import FEWEST_FOR_QUADS, ByteLinear
 from autosparse.serving.reasons import computed_by, not_called
 from autosparse.serving.rewrite import captured
 from autosparse.serving.signature import CannotCaptureError
@@ -37,8 +39,13 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
     if preparation.engine is None:
         return
     observed = _observe(model, example)
+    quantization = preparation.quantization
+    inputs: dict[nn.Module, ObservedInput] = {}
+    if quantization is not None:
+        linears = {layer: name for name, layer in model.named_modules() if is_linear(layer) and name not in quantization.keep}
+        inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
     if convolutions:
-        _replace_parts(model, "", observed, preparation)
+        _replace_parts(model, "", observed, preparation, model)
     packed: dict[nn.Module, PackedLinear] = {}
     for name, parent, leaf, layer in list(_linears(model, "", set())):
         if isinstance(parent, READ_BY_PARENT):
@@ -48,9 +55,31 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
             preparation.reasons[name] = not_called(parent)
             continue
         if layer not in packed:
+            tokens = [1, *observed.tokens.get(layer, [])]
             packed[layer] = PackedLinear(name, as_linear(layer), preparation.engine, preparation.threads)
-            preparation.choices.linear(packed[layer], [1, *observed.tokens.get(layer, [])], preparation.hot)
+            if layer in inputs and packed[layer].usable and _many(tokens) and not is_tied(model, layer):
+                packed[layer] = _in_bytes(name, as_linear(layer), inputs[layer], preparation)
+                tokens = tokens[1:]
+            preparation.choices.linear(packed[layer], tokens, preparation.hot)
         setattr(parent, leaf, packed[layer])
+
+
+def _in_bytes(name: str, layer: nn.Linear, read: ObservedInput, preparation: Preparation) -> ByteLinear:
+    assert preparation.engine is not None
+    packed = ByteLinear(name, layer, preparation.engine, preparation.threads, read.range)
+    packed.measure_error(read.sample, layer)
+    return packed
+
+
+def _many(tokens: list[int]) -> bool:
+    """Whether a layer computes many tokens at once: one at a time reads weights from memory, where a bitmask is as small."""
+    return max(tokens) >= FEWEST_FOR_QUADS
+
+
+def is_tied(model: nn.Module, layer: nn.Module) -> bool:
+    """Whether another module uses the same weight, as an embedding may."""
+    weight = layer._parameters.get("weight")
+    return any(part is not layer and part._parameters.get("weight") is weight for part in model.modules())
 
 
 def _linears(module: nn.Module, prefix: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
@@ -101,28 +130,51 @@ def has_convolutions(module: nn.Module) -> bool:
     return any(is_convolution(part) for part in module.modules())
 
 
-def _replace_parts(module: nn.Module, prefix: str, observed: Observed, preparation: Preparation) -> None:
-    """From the outside in."""
+def _replace_parts(module: nn.Module, prefix: str, observed: Observed, preparation: Preparation, model: nn.Module) -> None:
+    """From the outside in; `model` is the whole."""
     for leaf, child in list(module.named_children()):
         name = f"{prefix}.{leaf}".lstrip(".")
         if not has_convolutions(child):
             continue
-        part = _part(child, name, observed.calls[child], preparation) if child in observed.calls else None
+        part = _part(child, name, observed.calls[child], preparation, model) if child in observed.calls else None
         if is_convolution(child) and child not in observed.called:
             preparation.reasons[name] = not_called(module)
         if part is None:
-            _replace_parts(child, name, observed, preparation)
+            _replace_parts(child, name, observed, preparation, model)
         else:
             setattr(module, leaf, part)
 
 
-def _part(module: nn.Module, name: str, example: Example, preparation: Preparation) -> Captured | None:
+def _part(module: nn.Module, name: str, example: Example, preparation: Preparation, model: nn.Module) -> Captured | None:
     """A captured part that computes the same and gains something; else None."""
+    quantization = preparation.quantization
     try:
         expected = example.run(module)
-        part = captured(module, example, preparation, name)
+        batches = None if quantization is None else _calls(model, module, quantization.batches)
+        part = captured(module, example, preparation, name, batches)
         gains = any(isinstance(inner, NativeRegion) for inner in part.modules())
-        return part if gains and agree(example.run(part), expected) else None
+        tolerance = TOLERANCE if quantization is None else BYTES_TOLERANCE
+        return part if gains and agree(example.run(part), expected, tolerance) else None
     except CannotCaptureError as error:
         preparation.reasons.setdefault(name, f"torch.fx cannot capture it ({error})")
         return None
+
+
+def _calls(model: nn.Module, part: nn.Module, batches: list[Example]) -> list[Example]:
+    """The first call of a part for every batch that passes the whole model."""
+    calls: list[Example] = []
+    found: list[Example] = []
+
+    def record(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found.append(Example(inputs, named).fresh())
+
+    handle = part.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                found.clear()
+                batch.run(model)
+                calls += found[:1]
+    finally:
+        handle.remove()
+    return calls

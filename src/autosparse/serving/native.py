@@ -45,6 +45,9 @@ class LayerChoice:
     how: str
     microseconds: float | None = None
     reason: str = ""  # why torch computes it
+    precision: str = "float32"
+    range: tuple[float, float] | None = None  # that the bytes of its input cover
+    error: float | None = None  # of its result on the example, relative to the result's length
 
 
 class NativeModule(nn.Module):
@@ -87,7 +90,7 @@ class NativeRegion(NativeModule):
 
     def measure(self, inputs: list[Tensor]) -> tuple[float, float]:
         """Choose for inputs like these; returns the least seconds of the engine and of torch."""
-        batch, shapes = inputs[0].shape[0], _shapes(inputs)
+        batch, shapes = inputs[0].shape[0], shapes_of(inputs)
         groups = [images for images in GROUPS if images == 1 or (batch >= images and batch >= images * self.threads)]
         programs = {images: self._compile(shapes, images, batch) for images in groups}
         variants = {images: choose(program, inputs) for images, program in programs.items()}
@@ -104,7 +107,7 @@ class NativeRegion(NativeModule):
         products = self.region.products()
         if images not in GROUPS or variants.keys() != products.keys():
             return False
-        shapes, batch = _shapes(inputs), inputs[0].shape[0]
+        shapes, batch = shapes_of(inputs), inputs[0].shape[0]
         program = self._compile(shapes, images, batch)
         possible = {index: candidates(step, program.grid_of(step), self.engine) for index, step in products.items()}
         if not all(variant in possible[index] for index, variant in variants.items()):
@@ -123,7 +126,7 @@ class NativeRegion(NativeModule):
         """The program for inputs of this size; None if the engine cannot take them, and torch computes or refuses them."""
         if not all(readable(x) and x.dim() == 4 and len(x) == len(inputs[0]) for x in inputs):
             return None
-        shapes = _shapes(inputs)
+        shapes = shapes_of(inputs)
         try:
             return self._programs[shapes]
         except KeyError:  # by now another thread may have compiled it
@@ -180,5 +183,6 @@ class NativeRegion(NativeModule):
         return LayerChoice(name, kind, step.weight.numel(), step.density, how, microseconds)
 
 
-def _shapes(inputs: list[Tensor]) -> Shapes:
+def shapes_of(inputs: list[Tensor]) -> Shapes:
+    """Of one sample of every input."""
     return tuple(tuple(x.shape[1:]) for x in inputs)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autosparse.kernels.library import Engine
 from autosparse.serving.choices import Choices
+from autosparse.serving.quantized.calibration import Quantization
 
 
 @dataclass
@@ -17,3 +18,4 @@ class Preparation:
     hot: bool
     choices: Choices
     reasons: dict[str, str] = field(default_factory=dict)
+    quantization: Quantization | None = None  # for int8

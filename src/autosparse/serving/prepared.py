@@ -93,6 +93,10 @@ def save(deployed: Deployed, folder: str | os.PathLike[str], force: bool = False
     if prepared is None:
         raise ValueError("this deployed model was not made by autosparse.deploy, so nothing says how to make it again")
     served, route = prepared.served, prepared.served.route
+    if served.state is None:
+        raise ValueError(
+            "a model in int8 keeps no float32 weights: save the plain model with autosparse.save_sparse and deploy it again"
+        )
     with whole_folder(Path(folder), force) as unfinished:
         save_sparse(served.state, unfinished / WEIGHTS)
         content = {

@@ -143,12 +143,15 @@ class GraphRegion:
     nodes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    values: dict[int, fx.Node]  # by the region's numbers
 
 
-def find_regions(graph: fx.GraphModule, reasons: dict[str, str] | None = None) -> list[GraphRegion]:
+def find_regions(
+    graph: fx.GraphModule, reasons: dict[str, str] | None = None, apart: Callable[[Step], bool] = lambda step: False
+) -> list[GraphRegion]:
     """Runs of neighbouring nodes that the engine can compute, with at least one convolution in each.
 
-    Why a layer has no place in any goes into `reasons`.
+    Why a layer has no place in any goes into `reasons`. Steps for which `apart` is true are in regions of their own.
     """
     reasons = {} if reasons is None else reasons
     numbers: dict[fx.Node, int] = {}
@@ -162,6 +165,9 @@ def find_regions(graph: fx.GraphModule, reasons: dict[str, str] | None = None) -
         if node.op in ("placeholder", "get_attr"):
             continue
         step = step_for(node, graph, number)
+        if step is not None and runs[-1] and apart(step) != apart(runs[-1][-1][1]):
+            runs.append([])
+            sizes = {}
         if step is None or not _extend(step, node, number, sizes, {}):
             runs.append([])
             sizes = {}
@@ -207,4 +213,5 @@ def _region(run: list[tuple[fx.Node, Step]], number: Callable[[fx.Node], int]) -
     inputs = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     region = Region(tuple(step for _, step in run), tuple(map(number, inputs)), tuple(map(number, outputs)))
-    return GraphRegion(region, tuple(nodes), tuple(inputs), tuple(outputs))
+    values = {number(node): node for node in (*inputs, *nodes)}
+    return GraphRegion(region, tuple(nodes), tuple(inputs), tuple(outputs), values)

@@ -21,13 +21,21 @@ from autosparse.serving.lift import lift
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.preparation import Preparation
+from autosparse.serving.quantized.calibration import CalibrationError
+from autosparse.serving.quantized.capture import Calibrated, byte_region, calibrate
+from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.regions import GraphRegion, find_regions
 from autosparse.serving.signature import CannotCaptureError
 from autosparse.serving.steps import INFINITY
 
 
-def captured(model: nn.Module, example: Example, preparation: Preparation, name: str = "") -> Captured:
-    """The model, or the part of one with this name, as a graph with norms folded, native regions and packed layers."""
+def captured(
+    model: nn.Module, example: Example, preparation: Preparation, name: str = "", batches: list[Example] | None = None
+) -> Captured:
+    """The model, or the part of one with this name, as a graph with norms folded, native regions and packed layers.
+
+    For int8 `batches` are what a part receives for the calibration batches.
+    """
     single = is_linear(model) or is_convolution(model)  # torch.fx would look inside
     root = nn.Sequential(model) if single else model
     traced, signature, result = trace(root, example)
@@ -40,10 +48,14 @@ def captured(model: nn.Module, example: Example, preparation: Preparation, name:
         graph = fold(with_shapes(traced, tensors))
         lift(graph)
         with_shapes(graph, tensors)
+        calibrated = None
+        if preparation.quantization is not None and preparation.engine is not None:
+            given = preparation.quantization.batches if batches is None else batches
+            calibrated = calibrate(graph, signature, given, preparation.quantization, name)
         if preparation.engine is not None:
-            use_native_regions(graph, tensors, preparation, preparation.engine)
-        use_packed_linears(graph, preparation)
-    except (CannotCaptureError, ForgottenError):
+            use_native_regions(graph, tensors, preparation, preparation.engine, calibrated)
+        use_packed_linears(graph, preparation, calibrated)
+    except (CannotCaptureError, ForgottenError, CalibrationError):
         raise
     except Exception as error:  # a graph unlike any that we know: the model still runs layer by layer
         raise CannotCaptureError(one_line(error)) from error
@@ -61,18 +73,26 @@ def plain_module(graph: fx.GraphModule, region: GraphRegion) -> fx.GraphModule:
     return fx.GraphModule(graph, inner)
 
 
-def use_native_regions(graph: fx.GraphModule, tensors: list[Tensor], preparation: Preparation, engine: Engine) -> None:
+def use_native_regions(
+    graph: fx.GraphModule, tensors: list[Tensor], preparation: Preparation, engine: Engine, calibrated: Calibrated | None = None
+) -> None:
     """In place; regions that are faster in torch stay there."""
     renamed: dict[fx.Node, fx.Node] = {}
-    for number, planned in enumerate(find_regions(graph, preparation.reasons)):
+    apart = calibrated.in_float if calibrated is not None else lambda step: False
+    for number, planned in enumerate(find_regions(graph, preparation.reasons, apart)):
         # outputs of earlier regions have other nodes by now
         region = replace(planned, inputs=tuple(renamed.get(node, node) for node in planned.inputs))
-        module = NativeRegion(region.region, plain_module(graph, region), engine, preparation.threads)
-        ours, torchs = preparation.choices.region(module, _values(graph, region.inputs, tensors))
-        if ours > torchs:
-            reason = f"torch was faster ({torchs * 1e3:.2f} ms, the native engine {ours * 1e3:.2f} ms)"
-            preparation.reasons.update(dict.fromkeys(module.layer_names(), reason))
-            continue
+        plain, inputs = plain_module(graph, region), _values(graph, region.inputs, tensors)
+        module: NativeRegion | None = None
+        if calibrated is not None and not apart(planned.region.steps[0]):
+            module = byte_region(planned, plain, inputs, calibrated, engine, preparation.threads)
+        if module is None:
+            module = NativeRegion(region.region, plain, engine, preparation.threads)
+            ours, torchs = preparation.choices.region(module, inputs)
+            if ours > torchs:
+                reason = f"torch was faster ({torchs * 1e3:.2f} ms, the native engine {ours * 1e3:.2f} ms)"
+                preparation.reasons.update(dict.fromkeys(module.layer_names(), reason))
+                continue
         name = f"native_{number}"
         graph.add_submodule(name, module)
         renamed |= _replace(graph, region, name)
@@ -125,7 +145,7 @@ def without_pixels(mean: Tensor) -> Tensor:
     return mean.flatten(1) if mean.dim() == 4 else mean
 
 
-def use_packed_linears(graph: fx.GraphModule, preparation: Preparation) -> None:
+def use_packed_linears(graph: fx.GraphModule, preparation: Preparation, calibrated: Calibrated | None = None) -> None:
     """In place: every linear layer becomes a packed one, with the ReLU and the sum that follow it."""
     for number, node in enumerate(list(graph.graph.nodes)):
         layer = module_of(node, graph)
@@ -134,9 +154,13 @@ def use_packed_linears(graph: fx.GraphModule, preparation: Preparation) -> None:
         chain, added, low = _followers(node, graph)
         shape, join = shape_of(node), _join(chain[1], node) if added else torch.add
         rank = len(shape) if shape is not None and "folded" in node.meta else None
-        packed = PackedLinear(
-            layer_name(node), as_linear(layer), preparation.engine, preparation.threads, low, join=join, rank=rank
-        )
+        linear = as_linear(layer)
+        named: dict[str, Any] = {"low": low, "join": join, "rank": rank}
+        packed = PackedLinear(layer_name(node), linear, preparation.engine, preparation.threads, **named)
+        if calibrated is not None and node in calibrated.linears and preparation.engine is not None and packed.usable:
+            observed = calibrated.linears[node]
+            packed = ByteLinear(layer_name(node), linear, preparation.engine, preparation.threads, observed.range, **named)
+            packed.measure_error(observed.sample, linear)
         preparation.choices.linear(packed, [max(1, torch.Size(shape[:-1]).numel())] if shape else [], preparation.hot)
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         graph.add_submodule(name, packed)

@@ -9,24 +9,37 @@
 #include "interface.h"
 #include "planes.h"
 
+// Bytes that are taken apart at once, and that a row may be read beyond its end.
+constexpr int64_t kPairsOfBytes = 64;
+
 // count pixels from every step-th one.
-static inline void take_every_byte(const uint8_t* from, int64_t step, int64_t count, uint8_t* to) {
+template <class Simd>
+void take_every_byte(const uint8_t* from, int64_t step, int64_t count, uint8_t* to) {
     if (step == 1) {
         std::memcpy(to, from, count);
-    } else if (step == 2) {
-        for (int64_t i = 0; i < count; ++i) {
-            to[i] = from[2 * i];
+        return;
+    }
+    int64_t i = 0;
+    if (step == 2) {
+        for (; i + kPairsOfBytes / 2 <= count; i += kPairsOfBytes / 2) {
+            Simd::Wide::store_even(from + 2 * i, to + i);
         }
-    } else {
-        for (int64_t i = 0; i < count; ++i) {
-            to[i] = from[i * step];
+        if (i < count) {
+            uint8_t rest[kPairsOfBytes / 2];
+            Simd::Wide::store_even(from + 2 * i, rest);
+            std::memcpy(to + i, rest, count - i);
         }
+        return;
+    }
+    for (; i < count; ++i) {
+        to[i] = from[i * step];
     }
 }
 
 // One channel's phases; phase p begins at to + phases[p] * phase_bytes and lies on the grid of `grid`.
-static inline void split_channel_bytes(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, const uint8_t* from,
-                                       int64_t phase_bytes, uint8_t* to) {
+template <class Simd>
+void split_channel_bytes(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, const uint8_t* from,
+                         int64_t phase_bytes, uint8_t* to) {
     for (int64_t phase = 0; phase < op.step * op.step; ++phase) {
         if (op.phases[phase] < 0) {
             continue;
@@ -36,7 +49,7 @@ static inline void split_channel_bytes(const ByteOp& op, const BytePlanes& in, c
         uint8_t* plane = to + op.phases[phase] * phase_bytes;
         for (int64_t image = 0; image < in.images; ++image) {
             for (int64_t row = 0; row < rows; ++row) {
-                take_every_byte(from + image * in.image_bytes + (row * op.step + top) * in.row_bytes + left, op.step, cols,
+                take_every_byte<Simd>(from + image * in.image_bytes + (row * op.step + top) * in.row_bytes + left, op.step, cols,
                                 plane + image * grid.image_bytes + row * grid.row_bytes);
             }
         }
@@ -47,7 +60,7 @@ template <class Simd>
 void split_bytes(const ByteOp& op, const Worker& worker) {
     const BytePlanes &in = *op.input, &out = *op.output;
     worker.share(in.channels, [&](int64_t channel) {
-        split_channel_bytes(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, in.channels * out.plane_bytes,
+        split_channel_bytes<Simd>(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, in.channels * out.plane_bytes,
                             bytes_of(worker, out) + channel * out.plane_bytes);
     });
 }
@@ -61,7 +74,7 @@ void largest_bytes(const ByteOp& op, const Worker& worker) {
     const uint8_t* input = scratch + op.lead_bytes;
     const uint8_t outside = static_cast<uint8_t>(out.zero_point);
     worker.share(in.channels, [&](int64_t channel) {
-        split_channel_bytes(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
+        split_channel_bytes<Simd>(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
                             scratch + op.lead_bytes);
         uint8_t* to = bytes_of(worker, out) + channel * out.plane_bytes;
         for (int64_t chunk = 0; chunk < out.chunks; ++chunk) {

@@ -45,6 +45,11 @@ struct PortableBytes {
             to[i] = __builtin_fmaf(static_cast<float>(sums.part[0].at[i]), scale, bias);
         }
     }
+    static void store_even(const uint8_t* from, uint8_t* to) {
+        for (int i = 0; i < 32; ++i) {
+            to[i] = from[2 * i];
+        }
+    }
     static Int load(const uint8_t* from) {
         Int bytes;
         for (int i = 0; i < pixels; ++i) {

@@ -30,6 +30,11 @@ struct Register256 {
     static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
     static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
     static Int largest(Int a, Int b) { return _mm256_max_epu8(a, b); }
+    // The even ones of 64 bytes.
+    static void store_even(const uint8_t* from, uint8_t* to) {
+        const Int low = _mm256_set1_epi16(0xff), a = both(load(from), low), b = both(load(from + 32), low);
+        store(to, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+    }
     static Int odd_bytes(Int a) { return _mm256_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm256_cmpgt_epi8(_mm256_setzero_si256(), a); }
     static Int multiply_words(Int a, Int b) { return _mm256_madd_epi16(a, b); }

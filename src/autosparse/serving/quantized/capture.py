@@ -1,0 +1,139 @@
+"""A captured graph in eight bits: which values to observe, and regions made from what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from autosparse.kernels.library import Engine
+from autosparse.serving.capture import layer_name, module_of, shape_of
+from autosparse.serving.choice import fastest
+from autosparse.serving.example import Example
+from autosparse.serving.kinds import is_linear
+from autosparse.serving.native import ROUNDS, NativeRegion
+from autosparse.serving.quantized.calibration import CalibrationError, ObservedInput, Quantization, observe_nodes, sample_of
+from autosparse.serving.quantized.region import ByteRegion
+from autosparse.serving.quantized.steps import Range, fuse_bytes, quantize, values_to_observe, why_not_bytes
+from autosparse.serving.regions import GraphRegion, find_regions
+from autosparse.serving.signature import Signature
+from autosparse.serving.steps import ConvolutionStep, Step
+
+# The float engine is tuned only where its first guess is at most this many times slower than tuned eight bits.
+NEARLY = 1.5
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Ranges of a graph's values, and what its linear layers read."""
+
+    quantization: Quantization
+    ranges: dict[fx.Node, Range]
+    linears: dict[fx.Node, ObservedInput]
+
+    def in_float(self, step: Step) -> bool:
+        """Whether a step stays in float32."""
+        return stays_in_float(step, self.quantization)
+
+
+def stays_in_float(step: Step, quantization: Quantization) -> bool:
+    return step.name in quantization.keep or why_not_bytes(step) is not None
+
+
+def calibrate(
+    graph: fx.GraphModule, signature: Signature, batches: Sequence[Example], quantization: Quantization, where: str
+) -> Calibrated:
+    """Run all batches through the graph and look at whatever becomes bytes."""
+    regions = find_regions(graph, apart=lambda step: stays_in_float(step, quantization))
+    watched = {
+        region.values[value]
+        for region in regions
+        if not stays_in_float(region.region.steps[0], quantization)
+        for value in values_to_observe(fuse_bytes(region.region))
+    }
+    linears = {node: node.args[0] for node in graph.graph.nodes if _is_byte_linear(node, graph, quantization)}
+    sources = {source for source in linears.values() if isinstance(source, fx.Node)}
+    tensors = [_tensors(signature, batch, number) for number, batch in enumerate(batches)]
+    samples = _Samples(graph, sources)
+    with torch.no_grad():
+        samples.run(*(tensor.clone() for tensor in tensors[0]))
+    ranges = observe_nodes(graph, watched | sources, tensors, quantization.observer, where)
+    observed = {
+        node: ObservedInput(ranges[source], samples.found[source])
+        for node, source in linears.items()
+        if isinstance(source, fx.Node) and source in samples.found
+    }
+    return Calibrated(quantization, ranges, observed)
+
+
+def _is_byte_linear(node: fx.Node, graph: fx.GraphModule, quantization: Quantization) -> bool:
+    layer = module_of(node, graph)
+    if layer is None or not is_linear(layer) or len(node.args) != 1 or shape_of(node) is None:
+        return False
+    weight = layer._parameters.get("weight")
+    return layer_name(node) not in quantization.keep and weight is not None and bool(torch.isfinite(weight).all())
+
+
+def _tensors(signature: Signature, batch: Example, number: int) -> list[Tensor]:
+    tensors = signature.tensors(batch.args, batch.named)
+    if tensors is None:
+        raise CalibrationError(f"calibration batch {number} is a call unlike the example's")
+    return tensors
+
+
+class _Samples(fx.Interpreter):
+    """Keeps some of what linear layers read."""
+
+    def __init__(self, graph: fx.GraphModule, nodes: set[fx.Node]) -> None:
+        super().__init__(graph)
+        self._nodes = nodes
+        self.found: dict[fx.Node, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        result = super().run_node(n)
+        if n in self._nodes and isinstance(result, Tensor) and result.dim() and result.numel():
+            self.found[n] = sample_of(result)
+        return result
+
+
+def byte_region(
+    planned: GraphRegion, plain: nn.Module, inputs: list[Tensor], calibrated: Calibrated, engine: Engine, threads: int
+) -> ByteRegion | None:
+    """The region in eight bits, or None where it is faster in float32; `planned` has the nodes that were observed."""
+    fused = fuse_bytes(planned.region)
+    ranges = {value: calibrated.ranges[planned.values[value]] for value in values_to_observe(fused)}
+    region = ByteRegion(quantize(fused, ranges), engine, threads)
+    ours, _ = region.measure(inputs)
+    floats = NativeRegion(planned.region, plain, engine, threads)
+    others = {"first guess": lambda: floats(*inputs), "torch": lambda: plain(*inputs)}
+    seconds = fastest(others, threads, ROUNDS)
+    rivals = [seconds["torch"], seconds["first guess"]]
+    if seconds["first guess"] <= NEARLY * ours:
+        rivals.append(floats.measure(inputs)[0])
+    if min(rivals) < ours:
+        return None
+    region.measure_errors(inputs, _convolution_values(fused.steps, planned, plain, inputs))
+    return region
+
+
+def _convolution_values(
+    steps: Sequence[Step], planned: GraphRegion, plain: nn.Module, inputs: list[Tensor]
+) -> dict[int, Tensor]:
+    """What torch computes for every convolution of a region."""
+    assert isinstance(plain, fx.GraphModule)
+    wanted = {planned.values[step.output].name: step.output for step in steps if isinstance(step, ConvolutionStep)}
+    found: dict[int, Tensor] = {}
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> object:
+            result = super().run_node(n)
+            if n.name in wanted:
+                assert isinstance(result, Tensor)
+                found[wanted[n.name]] = result.clone()
+            return result
+
+    with torch.no_grad():
+        Recorder(plain).run(*(x.clone() for x in inputs))
+    return found

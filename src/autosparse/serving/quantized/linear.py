@@ -1,0 +1,176 @@
+"""A linear layer in eight bits: its input becomes bytes on the way in, its result is float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import byref
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autosparse.kernels import byte_table as native
+from autosparse.kernels.library import Engine
+from autosparse.quantization.affine import dequantize_weight, quantize_weight, weight_scales
+from autosparse.serving.choice import fastest
+from autosparse.serving.linear import ALIGNMENT, PackedLinear
+from autosparse.serving.native import LayerChoice, NativeModule, readable
+from autosparse.serving.quantized.choice import WORTH_A_TRY, work
+from autosparse.serving.quantized.emulation import rounded
+from autosparse.serving.quantized.operations import ByteProduct
+from autosparse.serving.quantized.steps import Affine, Range
+from autosparse.serving.steps import INFINITY
+
+DOTS = "int8, dense"
+QUADS = {block: "int8, quads" + (f" of {block} rows" if block > 1 else "") for block in native.BLOCKS}
+TORCH = "torch, on the integers"
+FEWEST_FOR_QUADS = 8  # tokens: fewer leave most of a vector empty
+MOST_FOR_DOTS = 64
+ROUNDS = 5
+
+
+class ByteLinear(PackedLinear):
+    """max(low, min(high, bytes of x @ weight.T + bias + other)) for any number of tokens; holds no float32 weight."""
+
+    def __init__(
+        self,
+        name: str,
+        layer: nn.Linear,
+        engine: Engine,
+        threads: int,
+        input_range: Range,
+        low: float = -INFINITY,
+        high: float = INFINITY,
+        *,
+        join: Callable[[Tensor, Tensor], Tensor] = torch.add,
+        rank: int | None = None,
+    ) -> None:
+        NativeModule.__init__(self, threads)
+        self.name, self.engine, self.low, self.high, self.join, self.rank = name, engine, low, high, join, rank
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.affine = Affine.covering(*input_range)
+        self.scales = weight_scales(layer.weight)
+        self.integers = quantize_weight(layer.weight, self.scales)
+        self.bias = None if layer.bias is None else layer.bias.detach().float().clone()  # type: ignore[assignment]
+        self.density = float((self.integers != 0).sum()) / max(self.integers.numel(), 1)
+        self.usable = layer.weight.numel() > 0
+        self.error: float | None = None
+        self.measured: dict[int, str] = {}
+        self._ways: dict[int, str] = {}
+        self._weights: dict[tuple[str, int], native.ByteLinear] = {}
+        self._memory = []
+        self._product = self._scaled()
+
+    def _scaled(self) -> ByteProduct:
+        """From sums of integers to real numbers: the zero point goes into the bias."""
+        scale = self.scales.double() * self.affine.scale
+        bias = -self.affine.zero_point * self.integers.double().sum(1) * scale
+        if self.bias is not None:
+            bias = bias + self.bias.double()
+        return ByteProduct(self.integers, torch.zeros(1, self.in_features), scale, bias, native.BLOCKS)
+
+    def measure_error(self, x: Tensor, layer: nn.Linear) -> None:
+        """How far off the products are on an input: the difference's length over the expected length."""
+        expected = F.linear(x, layer.weight, layer.bias)
+        result = F.linear(rounded(x, self.affine), dequantize_weight(self.integers, self.scales), self.bias)
+        self.error = float((result - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))
+
+    def ways(self, tokens: int) -> list[str]:
+        """How this number of tokens can be computed."""
+        if not self.usable:
+            return [TORCH]
+        found = [DOTS] if tokens <= MOST_FOR_DOTS else []
+        if tokens >= FEWEST_FOR_QUADS:
+            costs = {block: work(self._product, block) for block in native.BLOCKS}
+            found += [QUADS[block] for block, cost in costs.items() if cost <= WORTH_A_TRY * min(costs.values())]
+        return found
+
+    def measure(self, tokens: int, hot: bool) -> None:
+        """Choose the fastest way for this number of tokens."""
+        ways = self.ways(tokens)
+        if tokens in self.measured:
+            return
+        best = ways[0]
+        if len(ways) > 1:
+            x = torch.randn(tokens, self.in_features) * self.affine.scale * 32
+            seconds = fastest({way: partial(self.compute, way, x, None) for way in ways}, self.threads, ROUNDS)
+            best = min(ways, key=lambda way: seconds[way])
+        self.use({**self.measured, tokens: best})
+
+    def _nearest(self, tokens: int) -> str:
+        ways = self.ways(tokens)
+        near = min(self.measured, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
+        way = ways[0] if near is None else self.measured[near]
+        return way if way in ways else ways[-1]
+
+    def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
+        return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
+
+    def dense(self, x: Tensor, other: Tensor | None) -> Tensor:
+        """In torch, for what native code cannot read, with the same rounding."""
+        self.weight = dequantize_weight(self.integers, self.scales)
+        try:
+            return super().dense(rounded(x, self.affine) if x.is_floating_point() else x, other)
+        finally:
+            del self.weight
+
+    def natively(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
+        assert self.engine is not None
+        tokens, table = x.numel() // self.in_features, self.engine.bytes.table
+        result = x.new_empty((*x.shape[:-1], self.out_features))
+        x = x.contiguous()
+        other = None if other is None else other.contiguous()
+        weight = self._packed(way, tokens)
+        size = table.linear_scratch(byref(weight), tokens) * (1 if way == DOTS else self.threads)
+        scratch = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        aligned = scratch.data_ptr() + -scratch.data_ptr() % ALIGNMENT
+        compute = table.linear_dots if way == DOTS else table.linear_quads
+        sources = x.data_ptr(), None if other is None else other.data_ptr()
+        compute(byref(weight), tokens, self.threads, *sources, aligned, result.data_ptr())
+        return result
+
+    def _packed(self, way: str, tokens: int) -> native.ByteLinear:
+        """The packed weight; quads are for tiles as wide as these tokens need."""
+        chunks = 1
+        if way != DOTS:
+            most = self.engine.bytes.max_chunks(_block(way)) if self.engine else 1
+            chunks = min(most, -(-tokens // native.CHUNK_PIXELS))
+        if (way, chunks) not in self._weights:
+            with self._lock:
+                if (way, chunks) not in self._weights:
+                    self._weights[way, chunks] = self._pack_bytes(way, chunks)
+        return self._weights[way, chunks]
+
+    def _pack_bytes(self, way: str, chunks: int) -> native.ByteLinear:
+        product = self._product
+        packed = native.ByteLinear(
+            columns=self.in_features, inverse_scale=1.0 / self.affine.scale, zero_point=self.affine.zero_point,
+            low=self.low, high=self.high, tile_chunks=chunks,
+        )  # fmt: skip
+        if way == DOTS:
+            dense, scale, bias = native.pack_dots(product.weight), product.scale.float(), product.bias.float()
+            packed.dense, scale_at, bias_at = self._addresses(dense, scale, bias)
+            packed.weights = native.QuadRows(self.out_features, 1, None, None, scale_at, bias_at)
+            return packed
+        offsets = torch.arange(self.in_features)[None] * chunks * native.CHUNK_PIXELS
+        quads = native.quad_rows(product.weight, offsets, product.scale, product.bias, _block(way))
+        self._memory += quads.memory
+        packed.weights = quads.native
+        return packed
+
+    def choice(self) -> LayerChoice:
+        """How the measured numbers of tokens are computed."""
+        how = ", ".join(f"{way} for {tokens}" for tokens, way in sorted(self.measured.items()))
+        low, high = -self.affine.zero_point * self.affine.scale, (255 - self.affine.zero_point) * self.affine.scale
+        return LayerChoice(
+            self.name, "linear", self.integers.numel(), self.density, how or "int8",
+            precision="int8", range=(low, high), error=self.error,
+        )  # fmt: skip
+
+    def _takes(self, x: Tensor, other: Tensor | None) -> bool:
+        return super()._takes(x, other) and readable(x)
+
+
+def _block(way: str) -> int:
+    return next(block for block, name in QUADS.items() if name == way)
