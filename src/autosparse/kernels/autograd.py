@@ -151,7 +151,7 @@ def _(
     mask: Tensor | None,
     sparse: bool,
 ) -> Tensor:
-    return LayerCall(weight, None, _geometry(geometry), gradient_entries, mask, (sparse,) * 3).empty_gradient(weight)
+    return LayerCall(weight, None, _geometry(geometry), gradient_entries, mask, (sparse,) * 3).empty_gradient()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autosparse.kernels.geometry import Geometry
 
+ACTIVATIONS = (torch.float32, torch.bfloat16)
 GRADIENT_ENTRIES = ("all", "active", "mask")
 
 
@@ -52,7 +53,9 @@ def conv2d_shape(x: Sequence[int], weight: Sequence[int], geometry: Geometry) ->
 def common(
     name: str, x: Tensor, weight: Tensor, bias: Tensor | None, entries: str, mask: Tensor | None, sparse: Sequence[bool]
 ) -> None:
-    for label, tensor in (("input", x), ("weight", weight), ("bias", bias)):
+    if x.dtype not in ACTIVATIONS:
+        raise TypeError(f"{name}: the input is {x.dtype}; the sparse kernels take torch.float32 or torch.bfloat16: convert it")
+    for label, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype is not torch.float32:
             raise TypeError(f"{name}: the {label} is {tensor.dtype}; the sparse kernels take torch.float32: convert it")
     for label, tensor in (("weight", weight), ("bias", bias), ("mask", mask)):

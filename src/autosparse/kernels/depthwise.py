@@ -41,16 +41,16 @@ def _slices(images: int, rows: int) -> int:
 def forward(source: Source, weight: Tensor, geometry: Geometry, sink: Sink, target: Tensor) -> Tensor:
     """target = the convolution; returns the sums of the sink."""
     shape, using, threads = _shape(source.raw, geometry), kernels(), torch.get_num_threads()
-    weight = weight.contiguous()
+    table, weight = using.table_of(source.dtype), weight.contiguous()
     slices = _slices(shape.images, shape.out_rows)
     native_sink, sums = sink.native(target, shape.channels, slices)
-    using.table.depthwise_forward(
+    table.depthwise_forward(
         byref(shape),
         byref(source.native()),
         weight.data_ptr(),
         threads,
         slices,
-        scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
+        scratch(TILES, table.depthwise_scratch(byref(shape), threads)).data_ptr(),
         byref(native_sink),
     )
     return sums
@@ -61,19 +61,19 @@ def gradients(
 ) -> Tensor:
     """target = the gradient of the input after the sink, weight_target that of the weight; returns the sums of the sink."""
     shape, using, threads = _shape(source.raw, geometry), kernels(), torch.get_num_threads()
-    weight = weight.contiguous()
+    table, weight = using.table_of(source.dtype), weight.contiguous()
     slices = _slices(shape.images, shape.in_rows)
     native_sink, sums = sink.native(target, shape.channels, slices)
     padded = -shape.channels // using.lanes * -using.lanes
     weight_sums = scratch(WEIGHT_SUMS, DOUBLE_WORDS * slices * TAPS * padded)
-    using.table.depthwise_gradients(
+    table.depthwise_gradients(
         byref(shape),
         byref(source.native()),
         byref(grad.native()),
         weight.data_ptr(),
         threads,
         slices,
-        scratch(TILES, using.table.depthwise_scratch(byref(shape), threads)).data_ptr(),
+        scratch(TILES, table.depthwise_scratch(byref(shape), threads)).data_ptr(),
         byref(native_sink),
         weight_sums.data_ptr(),
         weight_target.data_ptr(),

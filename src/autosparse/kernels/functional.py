@@ -23,7 +23,7 @@ def sparse_linear(
 ) -> Tensor:
     """x @ weight.T + bias. The weight gets a gradient at `gradient_entries`: "all", "active" (weight != 0) or a bool mask."""
     entries, mask = _split(gradient_entries)
-    x, weight, bias, result_type = _float32(x, weight, bias)
+    x, weight, bias, result_type = _cast(x, weight, bias)
     result = autograd.layer(x, weight, bias, None, entries, mask, sparse)
     return result if result_type is None else result.to(result_type)
 
@@ -47,7 +47,7 @@ def sparse_conv2d(
     geometry, (down, across) = Geometry.of(weight.shape[2:], stride, padding, dilation, groups)
     if down or across:
         x = F.pad(x, (0, across, 0, down))
-    x, weight, bias, result_type = _float32(x, weight, bias)
+    x, weight, bias, result_type = _cast(x, weight, bias)
     result = autograd.layer(x, weight, bias, geometry, entries, mask, sparse)
     result = result if result_type is None else result.to(result_type)
     return result if batched else result.squeeze(0)
@@ -57,8 +57,13 @@ def _split(gradient_entries: str | Tensor) -> tuple[str, Tensor | None]:
     return ("mask", gradient_entries) if isinstance(gradient_entries, Tensor) else (gradient_entries, None)
 
 
-def _float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
-    """Under autocast the kernels compute in float32 and the result has autocast's type, as torch's own layers give."""
+def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
+    """Under autocast activations are bfloat16 if the kernels take them, and weights float32.
+
+    For any other type, float16 above all, everything is float32 and the result is converted, as torch's own layers give it.
+    """
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return x, weight, bias, None
-    return x.float(), weight.float(), None if bias is None else bias.float(), torch.get_autocast_dtype("cpu")
+    wanted = torch.get_autocast_dtype("cpu")
+    dtype = wanted if wanted is torch.bfloat16 else torch.float32
+    return x.to(dtype), weight.float(), None if bias is None else bias.float(), None if dtype is wanted else wanted

@@ -38,7 +38,8 @@ def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor
     elif call.sparse[FORWARD]:
         sums = passes.forward(call.compressed(source.raw.shape), source, call.bias, sink, raw)
     else:
-        raw = dense.conv2d(normalise.materialise(source), weight, call.bias, geometry)
+        plain = normalise.materialise(source)
+        raw = dense.conv2d(plain, call.weight_as(plain), call.bias_as(plain), geometry)
         sums = normalise.statistics(raw, norm.shift)
     statistics, folded = normalise.fold_statistics(raw, sums, norm.shift, norm.epsilon, norm.gamma, norm.beta)
     return raw, folded, statistics
@@ -65,7 +66,7 @@ def backward(source: Source, call: LayerCall, grad: GradientSource, sink: Sink, 
         return joint
     gradients, x = Gradients(), source.raw
     if needs_weight and call.sparse[WEIGHT_GRADIENT] and call.gradient_entries != "all":
-        gradients.weight = call.empty_gradient(x)
+        gradients.weight = call.empty_gradient()
         passes.weight_gradient(call.pattern(x.shape), source, grad, gradients.weight)
     if needs_x and call.sparse[INPUT_GRADIENT]:
         _sparse_input_gradient(x, call, grad, sink, gradients)
@@ -87,7 +88,7 @@ def _joint_gradients(source: Source, call: LayerCall, grad: GradientSource, sink
     compressed = call.compressed(x.shape)
     if not passes.joint_gradients_fit(compressed):
         return None
-    of_x, of_weight = torch.empty_like(x), call.empty_gradient(x)
+    of_x, of_weight = torch.empty_like(x), call.empty_gradient()
     return Gradients(of_x, passes.joint_gradients(compressed, source, grad, sink, of_x, of_weight), of_weight)
 
 
@@ -107,7 +108,7 @@ def _dense_rest(
     """The gradients that no sparse pass has made, by torch."""
     plain = normalise.materialise(source) if rest_weight else source.raw
     of_raw = normalise.materialise(grad)
-    weight = call.dense_weight if rest_x else call.weight_or_its_shape(plain)
+    weight = call.weight_as(plain) if rest_x else call.weight_or_its_shape(plain)
     of_x, of_weight = dense.conv2d_gradients(of_raw, plain, weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
         gradients.weight = call.restrict(of_weight)

@@ -42,10 +42,12 @@ class LayerCall:
     sparse: Sequence[bool]
     shape: torch.Size = field(init=False)
     format: torch.memory_format = field(init=False)
+    device: torch.device = field(init=False)
     _compressed: Compressed | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.shape, self.format = self.dense_weight.shape, weight_format(self.dense_weight)
+        weight = self.dense_weight
+        self.shape, self.format, self.device = weight.shape, weight_format(weight), weight.device
 
     @property
     def dense_weight(self) -> Tensor:
@@ -74,7 +76,8 @@ class LayerCall:
         """Whether a pass runs on the sparse kernels."""
         grouped = self.geometry is not None and self.geometry.groups != 1
         every = which == WEIGHT_GRADIENT and self.gradient_entries == "all"
-        return available() and self.sparse[which] and not grouped and not every and not self._is_empty(*tensors)
+        usable = available(tensors[0].dtype) and not self._is_empty(*tensors)
+        return usable and self.sparse[which] and not grouped and not every
 
     def _is_empty(self, *tensors: Tensor) -> bool:
         return self.shape.numel() == 0 or any(tensor.numel() == 0 for tensor in tensors)
@@ -112,8 +115,8 @@ class LayerCall:
             passes.input_gradient(self.compressed(x.shape), Source(self._ordered(grad)), PLAIN_STORE, result)
             return result
         if self.geometry is None:
-            return result.copy_(dense.linear_input_gradient(grad, self.dense_weight))
-        return result.copy_(dense.conv2d_input_gradient(grad, x, self.dense_weight, self.geometry))
+            return result.copy_(dense.linear_input_gradient(grad, self.weight_as(grad)))
+        return result.copy_(dense.conv2d_input_gradient(grad, x, self.weight_as(grad), self.geometry))
 
     def empty_input_gradient(self, x: Tensor) -> Tensor:
         return x.new_empty(x.shape) if self.geometry is None else empty_pixels(x, x.shape)
@@ -121,7 +124,7 @@ class LayerCall:
     def weight_gradient(self, grad: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
         """A new tensor, or `into` with the gradient added to it."""
         if self.skips(WEIGHT_GRADIENT, x):
-            result = self.empty_gradient(grad) if into is None else into
+            result = self.empty_gradient() if into is None else into
             sources = Source(self._ordered(x)), Source(self._ordered(grad))
             passes.weight_gradient(self.pattern(x.shape), *sources, result, adds=into is not None)
             return result
@@ -133,27 +136,37 @@ class LayerCall:
 
     def bias_gradient(self, grad: Tensor) -> Tensor:
         if self.geometry is None:
-            return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1]).sum(0)
-        return grad.sum(dim=(0, 2, 3))
+            return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1]).sum(0, dtype=torch.float32)
+        return grad.sum(dim=(0, 2, 3), dtype=torch.float32)
 
-    def empty_gradient(self, like: Tensor) -> Tensor:
-        return torch.empty(self.shape, dtype=like.dtype, device=like.device, memory_format=self.format)
+    def empty_gradient(self) -> Tensor:
+        """Of the weight: float32 as the weight, whatever the activations are."""
+        return torch.empty(self.shape, device=self.device, memory_format=self.format)
+
+    def weight_as(self, like: Tensor) -> Tensor:
+        """The dense weight for torch's operations, which take all tensors in one type."""
+        return self.dense_weight.to(like.dtype)
 
     def weight_or_its_shape(self, like: Tensor) -> Tensor:
         """For a gradient of the weight alone, where torch reads no more than its shape."""
-        return self.weight if self.weight is not None else self.empty_gradient(like)
+        if self.weight is not None and self.weight.dtype is like.dtype:
+            return self.weight
+        return torch.empty(self.shape, dtype=like.dtype, device=like.device, memory_format=self.format)
 
     def restrict(self, gradient: Tensor) -> Tensor:
         """A gradient made densely, with zeros where the weight gets none."""
-        gradient = gradient.contiguous(memory_format=self.format)
+        gradient = gradient.contiguous(memory_format=self.format).float()
         if self.gradient_entries == "all":
             return gradient
         return gradient.mul_((self.dense_weight != 0) if self.mask is None else self.mask)
 
     def _dense_forward(self, x: Tensor, result: Tensor) -> Tensor:
         if self.geometry is None:
-            return dense.linear(x, self.dense_weight, self.bias)
-        return result.copy_(dense.conv2d(x, self.dense_weight, self.bias, self.geometry))
+            return dense.linear(x, self.weight_as(x), self.bias_as(x))
+        return result.copy_(dense.conv2d(x, self.weight_as(x), self.bias_as(x), self.geometry))
+
+    def bias_as(self, like: Tensor) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(like.dtype)
 
     def _ordered(self, activations: Tensor) -> Tensor:
         return activations.contiguous() if self.geometry is None else pixels_last(activations)

@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  before the library: both must share torch's OpenMP runtime
+import torch  # before the library: both must share torch's OpenMP runtime
 
 from autosparse.kernels.byte_table import ByteKernels, ByteTable
 from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 12
+INTERFACE_VERSION = 13
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
@@ -53,6 +53,11 @@ class Kernels:
     lanes: int
     max_vectors: int
     engine: Engine
+    bfloat16: Any = None  # the same functions for tensors of activations in bfloat16; None if there are none
+
+    def table_of(self, dtype: torch.dtype) -> Any:
+        """The functions that read and write tensors of this type; weights are float32 for all of them."""
+        return self.bfloat16 if dtype is torch.bfloat16 else self.table
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,13 @@ def load() -> Loaded:
         )
     library.autosparse_tables.restype = POINTER(Tables)
     library.autosparse_tables.argtypes = [c_char_p]
+    library.autosparse_bfloat16_table.restype = POINTER(TrainingTable)
+    library.autosparse_bfloat16_table.argtypes = [c_char_p]
     for name in (choice,) if choice else INSTRUCTION_SETS:
         tables = library.autosparse_tables(name.encode())
         if tables:
-            return Loaded(_kernels_of(name, tables.contents, _byte_kernels(library, BYTE_SETS[name])), None)
+            byte_table = _byte_kernels(library, BYTE_SETS[name])
+            return Loaded(_kernels_of(name, tables.contents, byte_table, library.autosparse_bfloat16_table(name.encode())), None)
     return Loaded(None, f"this processor cannot run the {choice} kernels; leave {VARIABLE} unset to choose by itself")
 
 
@@ -120,10 +128,11 @@ def byte_kernels(name: str) -> ByteKernels | None:
         return None
 
 
-def _kernels_of(name: str, tables: Any, byte_kernels: ByteKernels) -> Kernels:
+def _kernels_of(name: str, tables: Any, byte_kernels: ByteKernels, bfloat16: Any) -> Kernels:
     training, inference = tables.training.contents, tables.inference.contents
     engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, byte_kernels)
-    return Kernels(name, training, training.lanes, training.max_vectors, engine)
+    halves = bfloat16.contents if bfloat16 else None
+    return Kernels(name, training, training.lanes, training.max_vectors, engine, halves)
 
 
 def kernels() -> Kernels:
@@ -140,9 +149,10 @@ def engine() -> Engine | None:
     return loaded.engine if loaded else None
 
 
-def available() -> bool:
-    """Whether the native kernels can be used."""
-    return load().kernels is not None
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the native kernels can be used, on activations of this type: float32 or bfloat16."""
+    loaded = load().kernels
+    return loaded is not None and (dtype is torch.float32 or (dtype is torch.bfloat16 and loaded.bfloat16 is not None))
 
 
 def why_not() -> str | None:

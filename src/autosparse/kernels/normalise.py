@@ -18,7 +18,7 @@ def sweep(source: structs.Source, like: Tensor, sink: Sink, target: Tensor | Non
     pixels = like.numel() // channels
     slices = slices_for(pixels)
     native_sink, sums = sink.native(target, channels, slices)
-    kernels().table.sweep(pixels, channels, byref(source), torch.get_num_threads(), slices, byref(native_sink))
+    kernels().table_of(like.dtype).sweep(pixels, channels, byref(source), torch.get_num_threads(), slices, byref(native_sink))
     return sums
 
 

@@ -58,14 +58,14 @@ def _gather(
 ) -> Tensor:
     """`rows`: where compressed rows start, and their entries; each pass has its own."""
     using, threads = kernels(), torch.get_num_threads()
-    parts = row_parts(group, threads, using.lanes)
+    table, parts = using.table_of(source.dtype), row_parts(group, threads, using.lanes)
     slices = group.tiles if sink.kind == STORE else slices_for(group.tiles)
     native_source = source.native()
     native_sink, sums = sink.native(target, group.target.channels, slices)
     start, entries = rows[0].data_ptr(), rows[1].data_ptr()
     for index, prepared in enumerate(passes):
         native = byref(prepared.native)
-        using.table.gather(
+        table.gather(
             native,
             byref(native_source),
             address(bias),
@@ -74,7 +74,7 @@ def _gather(
             threads,
             slices,
             parts,
-            scratch(TILES, threads * using.table.gather_scratch(native, parts)).data_ptr(),
+            scratch(TILES, threads * table.gather_scratch(native, parts)).data_ptr(),
             byref(native_sink),
         )
     return sums
@@ -93,7 +93,8 @@ def weight_gradient(
     slices = _weight_slices(pattern, threads)
     sums = scratch(TRANSPOSED, slices * pattern.nonzeros)  # the transposed weight is not needed meanwhile
     native = byref(layout.forward.native)
-    using.table.weight_gradient(
+    table = using.table_of(source.dtype)
+    table.weight_gradient(
         native,
         byref(source.native()),
         byref(grad.native()),
@@ -102,7 +103,7 @@ def weight_gradient(
         threads,
         slices,
         parts,
-        scratch(TILES, threads * using.table.weight_gradient_scratch(native, parts)).data_ptr(),
+        scratch(TILES, threads * table.weight_gradient_scratch(native, parts)).data_ptr(),
         sums.data_ptr(),
     )
     _scatter(pattern, sums, slices, target, adds)
@@ -138,7 +139,8 @@ def joint_gradients(
     weight_sums = scratch(WEIGHT_SUMS, slices * compressed.nonzeros)
     native_sink, sums = sink.native(target, layout.conv.in_channels, slices)
     forward_pass, backward_pass = byref(layout.forward.native), byref(layout.gradient[0].native)
-    using.table.joint_gradient(
+    table = using.table_of(source.dtype)
+    table.joint_gradient(
         forward_pass,
         backward_pass,
         byref(source.native()),
@@ -149,7 +151,7 @@ def joint_gradients(
         entries.data_ptr(),
         threads,
         slices,
-        scratch(TILES, threads * using.table.joint_gradient_scratch(forward_pass, backward_pass)).data_ptr(),
+        scratch(TILES, threads * table.joint_gradient_scratch(forward_pass, backward_pass)).data_ptr(),
         byref(native_sink),
         weight_sums.data_ptr(),
     )

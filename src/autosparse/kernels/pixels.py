@@ -37,6 +37,10 @@ class Source:
     folded: Tensor | None = None
     relu: bool = False
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.raw.dtype
+
     def native(self) -> structs.Source:
         if self.folded is None:
             return structs.Source(PLAIN, self.raw.data_ptr())
@@ -59,6 +63,10 @@ class GradientSource:
     normalised: Tensor
     raw: Tensor
     coefficients: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.raw.dtype
 
     def native(self) -> structs.Source:
         scale, raw_scale, offset = rows(self.coefficients)

@@ -9,6 +9,7 @@
 
 #if defined(__x86_64__)
 extern const TrainingTable kAvx512Training, kAvx2Training;
+extern const TrainingTable kAvx512Bfloat16Training, kAvx2Bfloat16Training;
 extern const InferenceTable kAvx512Inference, kAvx2Inference;
 extern const ByteTable kAvx512VnniBytes, kAvx512Bytes, kAvx2VnniBytes, kAvx2Bytes;
 static const Tables kAvx512 = {&kAvx512Training, &kAvx512Inference};
@@ -66,4 +67,19 @@ extern "C" const ByteTable* autosparse_byte_table(const char* name) {
     }
 #endif
     return std::strcmp(name, "portable") == 0 ? &kPortableBytes : nullptr;
+}
+
+extern "C" const TrainingTable* autosparse_bfloat16_table(const char* name) {
+#if defined(__x86_64__)
+    const Tables* tables = autosparse_tables(name);
+    if (tables == &kAvx512) {
+        return &kAvx512Bfloat16Training;
+    }
+    if (tables == &kAvx2) {
+        return &kAvx2Bfloat16Training;
+    }
+#else
+    (void)name;
+#endif
+    return nullptr;
 }

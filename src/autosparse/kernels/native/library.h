@@ -8,7 +8,7 @@
 #include "training/interface.h"
 
 // Raised whenever a struct or a function of either interface changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 12;
+constexpr int32_t kInterfaceVersion = 13;
 
 struct Tables {
     const TrainingTable* training;
@@ -21,4 +21,6 @@ extern "C" {
 [[gnu::visibility("default")]] const Tables* autosparse_tables(const char* name);
 // The eight-bit kernels for "avx512_vnni", "avx512", "avx_vnni", "avx2" or "portable"; null as above.
 [[gnu::visibility("default")]] const ByteTable* autosparse_byte_table(const char* name);
+// The training kernels of the same instruction set for tensors in bfloat16; null if there are none.
+[[gnu::visibility("default")]] const TrainingTable* autosparse_bfloat16_table(const char* name);
 }

@@ -4,8 +4,11 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 struct Avx2 {
+    using Element = float;     // of tensors
+    using Arithmetic = Avx2;  // what multiplies packed tiles, which are float whatever the tensors are
     using Vec = __m256;
     static constexpr int lanes = 8;
 
@@ -72,7 +75,30 @@ struct Avx2 {
         return add(low_halves(low, high), high_halves(low, high));
     }
 
+    // Eight bfloat16 as floats, and back, rounded to nearest even; NaN stays NaN. `stream_narrow`: see `stream`.
+    static Vec widen(const uint16_t* from) { return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+    static Vec widen_first(const uint16_t* from, int count) {
+        __m128i halves = _mm_setzero_si128();
+        std::memcpy(&halves, from, count * sizeof(uint16_t));
+        return widened(halves);
+    }
+    static void narrow(uint16_t* to, Vec value) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrowed(value)); }
+    static void narrow_first(uint16_t* to, Vec value, int count) {
+        const __m128i halves = narrowed(value);
+        std::memcpy(to, &halves, count * sizeof(uint16_t));
+    }
+    static void stream_narrow(uint16_t* to, Vec value) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), narrowed(value)); }
+
 private:
+    static Vec widened(__m128i halves) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)); }
+    static __m128i narrowed(Vec value) {
+        const __m256i bits = _mm256_castps_si256(value);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+        const __m256i halves = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
+        return _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    }
     static __m256i first(int count) {
         const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index);

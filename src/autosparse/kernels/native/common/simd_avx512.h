@@ -6,6 +6,8 @@
 #include <cstdint>
 
 struct Avx512 {
+    using Element = float;       // of tensors
+    using Arithmetic = Avx512;  // what multiplies packed tiles, which are float whatever the tensors are
     using Vec = __m512;
     static constexpr int lanes = 16;
 
@@ -87,7 +89,28 @@ struct Avx512 {
         return add(even_quarters(low, high), odd_quarters(low, high));
     }
 
+    // Sixteen bfloat16 as floats, and back, rounded to nearest even; NaN stays NaN. `stream_narrow`: see `stream`.
+    static Vec widen(const uint16_t* from) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
+    static Vec widen_first(const uint16_t* from, int count) { return widened(_mm256_maskz_loadu_epi16(first(count), from)); }
+    static void narrow(uint16_t* to, Vec value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrowed(value)); }
+    static void narrow_first(uint16_t* to, Vec value, int count) {
+        _mm256_mask_storeu_epi16(to, first(count), narrowed(value));
+    }
+    static void stream_narrow(uint16_t* to, Vec value) {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to), narrowed(value));
+    }
+
 private:
+    static Vec widened(__m256i halves) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+    static __m256i narrowed(Vec value) {
+        const __m512i bits = _mm512_castps_si512(value);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16));
+    }
     static __mmask16 first(int count) { return static_cast<__mmask16>((1u << count) - 1); }
     static Vec low_pairs(Vec a, Vec b) {
         return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));

@@ -6,6 +6,8 @@
 
 struct Portable {
     typedef float Vec __attribute__((vector_size(16)));
+    using Element = float;
+    using Arithmetic = Portable;
     static constexpr int lanes = 4;
 
     static Vec zero() { return Vec{}; }

@@ -64,12 +64,12 @@ private:
 template <class Simd>
 class NextRow {
 public:
-    NextRow(const float* row, int64_t cols, int64_t channels, int64_t channel) : share_(row + cols * (channels + channel)) {}
+    NextRow(const typename Simd::Element* row, int64_t cols, int64_t channels, int64_t channel) : share_(row + cols * (channels + channel)) {}
     void fetch_to_read(int64_t col) const { __builtin_prefetch(share_ + col * Simd::lanes, 0); }
     void fetch_to_write(int64_t col) const { __builtin_prefetch(share_ + col * Simd::lanes, 1); }
 
 private:
-    const float* share_;
+    const typename Simd::Element* share_;
 };
 
 // Scratch: the weight by taps, and for every thread a ring and the sums of a block's weight gradient.
@@ -118,7 +118,7 @@ void for_row_blocks(int64_t images, int64_t rows, int64_t threads, int64_t slice
 // tensor.
 template <class Simd, class To>
 void depthwise_row(const Depthwise& shape, const float* const* rows, const float* weight, int64_t channel, int64_t place,
-                   const float* input_row, const To& to, double* sums) {
+                   const typename Simd::Element* input_row, const To& to, double* sums) {
     using Vec = typename Simd::Vec;
     const int64_t pitch = round_up(shape.channels, Simd::lanes);
     const NextRow<Simd> next_input(input_row, shape.in_cols, shape.channels, channel);
@@ -165,7 +165,7 @@ void depthwise_forward(const Depthwise* given, const Source* source, const float
                 for (int64_t row = first; row < end; ++row) {
                     const int64_t top = row * shape.stride - 1;
                     ring.fill(from, input, top, top + 2, shape.in_rows);
-                    const float* last_row = from.tensor + input + (top + 2) * shape.in_cols * shape.channels;
+                    const typename Simd::Element* last_row = from.tensor + input + (top + 2) * shape.in_cols * shape.channels;
                     const float* rows[3] = {ring.row(top), ring.row(top + 1), ring.row(top + 2)};
                     const int64_t place = (image * shape.out_rows + row) * shape.out_cols * shape.channels;
                     for (int64_t channel = 0; channel < shape.channels; channel += Simd::lanes) {

@@ -48,7 +48,7 @@ void gather_block(const Pass& pass, const TilePlace<Simd>& place, const Lanes<Si
                   float* waiting, float* ready, const To& to, double* sums) {
     const int64_t row_pitch = pass.in_row_step * pass.slots_per_row * Simd::lanes;
     const int64_t pixels = place.rows * place.cols * Simd::lanes;
-    const auto multiply = TileKernels<Simd>::multiply(place.rows, place.cols);
+    const auto multiply = TileKernels<typename Simd::Arithmetic>::multiply(place.rows, place.cols);
     const int32_t* starts = row_start + block * pass.out_channels;
     const float* earlier = block > 0 ? waiting : nullptr;
     if ((block + 1) * pass.block_channels < pass.in_channels) {
@@ -129,7 +129,7 @@ void gather(const Pass* given, const Source* source, const float* bias, const in
             const auto from = gradient_source<Simd>(*source);
             with_gradient_sink<Simd>(*sink, pass.out_channels, [&](const auto& to) { run(from, to); });
         } else if (sink->kind == kStoreSink) {
-            run(PlainSource<Simd>{source->tensor}, StoreSink<Simd>{Target<Simd>(*sink)});
+            run(PlainSource<Simd>{elements<Simd>(source->tensor)}, StoreSink<Simd>{Target<Simd>(*sink)});
         } else {
             const auto to = statistics_sink<Simd>(*sink, pass.out_channels);
             with_input<Simd>(*source, [&](const auto& from) { run(from, to); });

@@ -48,8 +48,10 @@ enum SourceKind : int64_t {
 
 struct Source {
     int64_t kind;
-    const float *tensor, *scale, *offset;
-    const float *other, *other_scale, *other_offset;
+    const void* tensor;  // float or bfloat16, as the table's functions read and write all tensors of activations
+    const float *scale, *offset;
+    const void* other;
+    const float *other_scale, *other_offset;
 };
 
 // What is done with the result at a pixel: see pixels.h.
@@ -66,11 +68,13 @@ constexpr int64_t kSums = 3;  // kinds of sums that a sink makes at most
 
 struct Sink {
     int64_t kind;
-    float* target;
+    void* target;
     int64_t streams;     // 1: target is larger than the caches, and its pixels lie on vectors' boundaries
     const float* shift;  // taken off a result before it is summed, off `raw` before it is multiplied: near the mean
-    const float *raw, *scale, *offset;
-    const float *added, *result, *other, *other_shift;
+    const void* raw;
+    const float *scale, *offset;
+    const void *added, *result, *other;
+    const float* other_shift;
     double* slice_sums;  // scratch, [slices][kSums][channels in whole vectors]
     double* sums;        // [kSums][channels], added to; the same whichever thread was faster
 };

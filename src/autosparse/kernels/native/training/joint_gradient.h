@@ -49,7 +49,7 @@ void joint_gradient_tile(const Pass& forward, const Pass& backward, int64_t tile
         gather_block(backward, place, inputs, channel / backward.block_channels, 0, backward.out_channels, nullptr,
                      transposed_start, transposed, grad_tile + channel * stride, waiting, ready, to, sink_sums);
     }
-    const auto multiply = TileKernels<Simd>::gradients(1, place.cols);
+    const auto multiply = TileKernels<typename Simd::Arithmetic>::gradients(1, place.cols);
     for (int64_t channel = 0; channel < forward.in_channels; channel += forward.block_channels) {
         const int64_t next = smaller(channel + forward.block_channels, forward.in_channels);
         pack(inputs, window, input, channel, next, stride, input_tile);

@@ -6,13 +6,14 @@
 #include "common/arithmetic.h"
 #include "interface.h"
 
-template <class Simd>
-inline typename Simd::Vec load_count(const float* from, int count) {
+// From a tensor, or from numbers of the channels, which are always float.
+template <class Simd, class Element>
+inline typename Simd::Vec load_count(const Element* from, int count) {
     return count == Simd::lanes ? Simd::load_unaligned(from) : Simd::load_first(from, count);
 }
 
 template <class Simd>
-inline void store_count(float* to, typename Simd::Vec value, int count) {
+inline void store_count(typename Simd::Element* to, typename Simd::Vec value, int count) {
     if (count == Simd::lanes) {
         Simd::store_unaligned(to, value);
     } else {
@@ -27,7 +28,7 @@ template <class Simd>
 struct PlainSource {
     using Vec = typename Simd::Vec;
     struct Group {};
-    const float* tensor;
+    const typename Simd::Element* tensor;
 
     Group group(int64_t, int) const { return {}; }
     Vec load(const Group&, int64_t place, int count) const { return load_count<Simd>(tensor + place, count); }
@@ -40,7 +41,8 @@ struct NormalisedSource {
     struct Group {
         Vec scale, offset;
     };
-    const float *tensor, *scale, *offset;
+    const typename Simd::Element* tensor;
+    const float *scale, *offset;
 
     Group group(int64_t channel, int count) const {
         return {load_count<Simd>(scale + channel, count), load_count<Simd>(offset + channel, count)};
@@ -58,7 +60,10 @@ struct GradientSource {
     struct Group {
         Vec scale, other_scale, offset;
     };
-    const float *tensor, *scale, *offset, *other, *other_scale;
+    const typename Simd::Element* tensor;
+    const float *scale, *offset;
+    const typename Simd::Element* other;
+    const float* other_scale;
 
     Group group(int64_t channel, int count) const {
         return {load_count<Simd>(scale + channel, count), load_count<Simd>(other_scale + channel, count),
@@ -77,7 +82,10 @@ struct JoinedSource {
     struct Group {
         Vec scale, offset, other_scale, other_offset;
     };
-    const float *tensor, *scale, *offset, *other, *other_scale, *other_offset;
+    const typename Simd::Element* tensor;
+    const float *scale, *offset;
+    const typename Simd::Element* other;
+    const float *other_scale, *other_offset;
 
     Group group(int64_t channel, int count) const {
         Group found = {load_count<Simd>(scale + channel, count), load_count<Simd>(offset + channel, count), Simd::zero(), Simd::zero()};
@@ -105,10 +113,10 @@ struct JoinedSource {
 // barrier at the end of a parallel loop orders these stores before whatever reads them.
 template <class Simd>
 struct Target {
-    float* memory;
+    typename Simd::Element* memory;
     bool streams;
 
-    explicit Target(const Sink& to) : memory(to.target), streams(to.streams != 0) {}
+    explicit Target(const Sink& to) : memory(static_cast<typename Simd::Element*>(to.target)), streams(to.streams != 0) {}
     void put(int64_t place, typename Simd::Vec value, int count) const {
         if (streams && count == Simd::lanes) {
             Simd::stream(memory + place, value);
@@ -164,7 +172,8 @@ struct NormalisedSink {
         Vec scale, offset, shift, sum, products;
     };
     Target<Simd> target;
-    const float *raw, *shift, *scale, *offset;
+    const typename Simd::Element* raw;
+    const float *shift, *scale, *offset;
     int64_t padded;
 
     Group group(int64_t channel, int count) const {
@@ -199,8 +208,11 @@ struct JoinedSink {
         Vec shift, other_shift, sum, products, other_products;
     };
     Target<Simd> target;
-    const float *added, *result;  // `added` may be null; `result` is what the block gave
-    const float *raw, *shift, *other, *other_shift;
+    const typename Simd::Element *added, *result;  // `added` may be null; `result` is what the block gave
+    const typename Simd::Element* raw;
+    const float* shift;
+    const typename Simd::Element* other;
+    const float* other_shift;
     int64_t padded;
 
     Group group(int64_t channel, int count) const {
@@ -236,28 +248,33 @@ struct JoinedSink {
 
 // Only the pairs that occur are made: every one is a copy of the loops around it.
 
+template <class Simd>
+const typename Simd::Element* elements(const void* tensor) {
+    return static_cast<const typename Simd::Element*>(tensor);
+}
+
 // The input of a layer.
 template <class Simd, class Call>
 void with_input(const Source& from, const Call& call) {
     switch (from.kind) {
-        case kPlainSource: return call(PlainSource<Simd>{from.tensor});
-        case kNormalisedSource: return call(NormalisedSource<Simd, false>{from.tensor, from.scale, from.offset});
-        case kActivatedSource: return call(NormalisedSource<Simd, true>{from.tensor, from.scale, from.offset});
+        case kPlainSource: return call(PlainSource<Simd>{elements<Simd>(from.tensor)});
+        case kNormalisedSource: return call(NormalisedSource<Simd, false>{elements<Simd>(from.tensor), from.scale, from.offset});
+        case kActivatedSource: return call(NormalisedSource<Simd, true>{elements<Simd>(from.tensor), from.scale, from.offset});
         default: return;
     }
 }
 
 template <class Simd>
 GradientSource<Simd> gradient_source(const Source& from) {
-    return {from.tensor, from.scale, from.offset, from.other, from.other_scale};
+    return {elements<Simd>(from.tensor), from.scale, from.offset, elements<Simd>(from.other), from.other_scale};
 }
 
 template <class Simd, bool kRelu, class Call>
 void with_joined_source(const Source& from, const Call& call) {
     if (from.other_scale != nullptr) {
-        call(JoinedSource<Simd, kRelu, true>{from.tensor, from.scale, from.offset, from.other, from.other_scale, from.other_offset});
+        call(JoinedSource<Simd, kRelu, true>{elements<Simd>(from.tensor), from.scale, from.offset, elements<Simd>(from.other), from.other_scale, from.other_offset});
     } else {
-        call(JoinedSource<Simd, kRelu, false>{from.tensor, from.scale, from.offset, from.other, nullptr, nullptr});
+        call(JoinedSource<Simd, kRelu, false>{elements<Simd>(from.tensor), from.scale, from.offset, elements<Simd>(from.other), nullptr, nullptr});
     }
 }
 
@@ -269,15 +286,15 @@ StatisticsSink<Simd> statistics_sink(const Sink& to, int64_t channels) {
 template <class Simd, bool kRelu, class Call>
 void with_joined_sink(const Sink& to, int64_t padded, const Call& call) {
     if (to.other != nullptr) {
-        call(JoinedSink<Simd, kRelu, true>{Target<Simd>(to), to.added, to.result, to.raw, to.shift, to.other, to.other_shift, padded});
+        call(JoinedSink<Simd, kRelu, true>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, elements<Simd>(to.other), to.other_shift, padded});
     } else {
-        call(JoinedSink<Simd, kRelu, false>{Target<Simd>(to), to.added, to.result, to.raw, to.shift, nullptr, nullptr, padded});
+        call(JoinedSink<Simd, kRelu, false>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, nullptr, nullptr, padded});
     }
 }
 
 template <class Simd, bool kRelu>
 NormalisedSink<Simd, kRelu> normalised_sink(const Sink& to, int64_t padded) {
-    return {Target<Simd>(to), to.raw, to.shift, to.scale, to.offset, padded};
+    return {Target<Simd>(to), elements<Simd>(to.raw), to.shift, to.scale, to.offset, padded};
 }
 
 // What becomes of the gradient of a layer's input.
@@ -299,17 +316,17 @@ template <class Simd, class Call>
 void with_input_and_sink(const Source& from, const Sink& to, int64_t channels, const Call& call) {
     const int64_t padded = round_up(channels, Simd::lanes);
     if (from.kind == kNormalisedSource) {
-        call(NormalisedSource<Simd, false>{from.tensor, from.scale, from.offset},
+        call(NormalisedSource<Simd, false>{elements<Simd>(from.tensor), from.scale, from.offset},
              normalised_sink<Simd, false>(to, padded));
     } else if (from.kind == kActivatedSource) {
-        call(NormalisedSource<Simd, true>{from.tensor, from.scale, from.offset},
+        call(NormalisedSource<Simd, true>{elements<Simd>(from.tensor), from.scale, from.offset},
              normalised_sink<Simd, true>(to, padded));
     } else if (to.kind == kStoreSink) {
-        call(PlainSource<Simd>{from.tensor}, StoreSink<Simd>{Target<Simd>(to)});
+        call(PlainSource<Simd>{elements<Simd>(from.tensor)}, StoreSink<Simd>{Target<Simd>(to)});
     } else if (to.kind == kJoinedSink) {
-        with_joined_sink<Simd, false>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{from.tensor}, sink); });
+        with_joined_sink<Simd, false>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{elements<Simd>(from.tensor)}, sink); });
     } else if (to.kind == kJoinedActivatedSink) {
-        with_joined_sink<Simd, true>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{from.tensor}, sink); });
+        with_joined_sink<Simd, true>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{elements<Simd>(from.tensor)}, sink); });
     }
 }
 

@@ -88,7 +88,7 @@ void sweep(int64_t pixels, int64_t channels, const Source* source, int64_t threa
             }
             return;
         }
-        const PlainSource<Simd> from{source->tensor};
+        const PlainSource<Simd> from{elements<Simd>(source->tensor)};
         if (sink->kind == kStatisticsSink) {
             run(from, statistics_sink<Simd>(*sink, channels), sums);
         } else {

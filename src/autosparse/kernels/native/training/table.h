@@ -13,8 +13,10 @@
 #include "transpose.h"
 #include "weight_gradient.h"
 
+// Passes read and write tensors as Simd has them; weights, and what belongs to channels, are float in every table.
 template <class Simd>
 constexpr TrainingTable make_training_table() {
+    using Float = typename Simd::Arithmetic;
     return {Simd::lanes,
             kMaxVectors,
             gather_scratch<Simd>,
@@ -27,19 +29,19 @@ constexpr TrainingTable make_training_table() {
             depthwise_forward<Simd>,
             depthwise_gradients<Simd>,
             sweep<Simd>,
-            fold_statistics<Simd>,
-            track_statistics<Simd>,
-            fold_gradients<Simd>,
-            scatter<Simd>,
-            count_nonzeros<Simd, float>,
-            count_nonzeros<Simd, uint8_t>,
-            compress<Simd, float>,
-            compress<Simd, uint8_t>,
-            refresh<Simd>,
-            transpose<Simd>,
-            refresh_transposed<Simd>,
-            soft_threshold<Simd>,
-            soft_threshold_gradients<Simd>,
-            count_above<Simd>,
-            masked_product<Simd>};
+            fold_statistics<Float>,
+            track_statistics<Float>,
+            fold_gradients<Float>,
+            scatter<Float>,
+            count_nonzeros<Float, float>,
+            count_nonzeros<Float, uint8_t>,
+            compress<Float, float>,
+            compress<Float, uint8_t>,
+            refresh<Float>,
+            transpose<Float>,
+            refresh_transposed<Float>,
+            soft_threshold<Float>,
+            soft_threshold_gradients<Float>,
+            count_above<Float>,
+            masked_product<Float>};
 }

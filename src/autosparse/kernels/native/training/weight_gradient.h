@@ -40,7 +40,7 @@ void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_
     const Lanes<Simd> from = input_lanes(pass, place);
     const Window window = input_window(pass, place.rows, place.cols);
     const Window output_window = {place.rows, place.cols, place.cols, 1, nullptr, nullptr};
-    const auto multiply = TileKernels<Simd>::gradients(place.rows, place.cols);
+    const auto multiply = TileKernels<typename Simd::Arithmetic>::gradients(place.rows, place.cols);
     pack(output_lanes(pass, place), output_window, grad_output, begin, end, pixels, grad_tile);
     for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
         const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
@@ -85,7 +85,7 @@ void weight_gradient(const Pass* pass, const Source* input, const Source* grad_o
         weight_gradient_tiles<Simd>(*pass, from, grad, row_start, entries, threads, slices, row_parts, scratch, sums);
     };
     if (grad_output->kind == kPlainSource) {
-        run(PlainSource<Simd>{input->tensor}, PlainSource<Simd>{grad_output->tensor});
+        run(PlainSource<Simd>{elements<Simd>(input->tensor)}, PlainSource<Simd>{elements<Simd>(grad_output->tensor)});
     } else {
         with_input<Simd>(*input, [&](const auto& from) { run(from, gradient_source<Simd>(*grad_output)); });
     }
