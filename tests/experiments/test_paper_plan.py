@@ -66,7 +66,8 @@ def test_settings_reach_full_recipes_and_only_translation_at_cpu_scale() -> None
 
 def test_a_small_row_keeps_alpha_and_its_share_of_the_run() -> None:
     auto = row("table1", 13, Small()).recipe  # alpha 0.9, 0 from epoch 45 of 100
-    assert auto.method == {"name": "autosparse", "alpha": 0.9, "zero_epoch": round(0.45 * 30), "target_sparsity": 0.8994}
+    fields = {"alpha_per": "epoch", "alpha": 0.9, "zero_epoch": round(0.45 * 30), "target_sparsity": 0.8994}
+    assert auto.method == {"name": "autosparse", **fields}
     assert auto.optimizer.threshold_decay_total is None
     assert auto.model.arguments["width"] == 8
     assert row("table3", 0, Small()).recipe.model.arguments["width"] == 4
@@ -142,7 +143,7 @@ def test_figure_one_b_runs_every_decay() -> None:
     for scale in (Small(), Full()):
         runs = FIGURES["fig1b"].runs(scale)
         assert {cell.recipe.method["schedule"] for cell in runs.values()} == set(runs)
-        assert all(cell.recipe.method.get("zero_epoch") is None for cell in runs.values())
+        assert all(cell.recipe.method["zero_epoch"] == "never" for cell in runs.values())
 
 
 def test_at_full_scale_figures_share_the_rows_of_the_tables() -> None:

@@ -1,4 +1,4 @@
-"""ResNet-20 and ResNet-32 for CIFAR: published sizes, the option A shortcut."""
+"""ResNets for CIFAR: published sizes, the option A shortcut of ResNet-20 and ResNet-32, the small stem of ResNet-18."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosparse.models import resnet20, resnet32
+from autosparse.models import resnet18_cifar, resnet20, resnet32
 from autosparse.models.cifar_resnet import BasicBlock
 
 from .counting import macs, parameter_count, prunable
@@ -39,6 +39,17 @@ def test_macs_of_resnet20() -> None:
     stem = 432 * 1024
     stages = 6 * 2304 * 1024 + (4608 + 5 * 9216) * 256 + (18432 + 5 * 36864) * 64
     assert macs(net, 3, 32, 32) == stem + stages + 640 == 40_551_040
+
+
+def test_resnet18_for_small_images() -> None:
+    with torch.device("meta"):
+        net = resnet18_cifar()
+    assert parameter_count(net) == 11_173_962
+    assert macs(net, 3, 32, 32) == 555_422_720
+    assert len(prunable(net)) == 21
+    narrow = resnet18_cifar(classes=7, in_channels=1, width=4)
+    assert narrow(torch.randn(2, 1, 32, 32)).shape == (2, 7)
+    assert narrow.layer4(narrow.layer3(narrow.layer2(torch.randn(1, 4, 32, 32)))).shape == (1, 32, 4, 4)
 
 
 def test_shortcut_samples_pixels_and_pads_channels_on_both_sides() -> None:

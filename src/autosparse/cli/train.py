@@ -146,13 +146,18 @@ def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
 
 
 def speed_lines(result: dict[str, Any]) -> list[str]:
-    """Whether the zeros saved time, and which layers skipped them."""
-    speed = result.get("speed")
+    """Whether the zeros saved time, in the whole run and at its end, and which layers skipped them."""
+    from autosparse.common.words import gain_words
+
+    speed, gain = result.get("speed"), result.get("gain")
     if not speed:
         return []
     ours, dense = speed["milliseconds"], speed["dense_milliseconds"]
     slower = "" if dense >= ours else ": dense would have been faster"
-    lines = [f"  {'speed':<15} {dense / ours:.2f}x    {ours:.3g} ms per step, dense training about {dense:.3g} ms{slower}"]
+    last = f"{ours:.3g} ms per step at the end, dense training about {dense:.3g} ms{slower}"
+    lines = [f"  {'speed':<15} {dense / ours:.2f}x    {last}"]
+    if gain:
+        lines.insert(0, f"  {'whole run':<15} {gain['ratio']:.2f}x    {gain_words(gain)}")
     skipping = [layer["name"] for layer in result["layers"] if not layer["computed"].startswith("dense")]
     named = ", ".join(skipping[:NAMED_LAYERS]) + (" ..." if len(skipping) > NAMED_LAYERS else "")
     reasons = ", ".join(f"{count} {reason}" for reason, count in speed["reasons"].items())

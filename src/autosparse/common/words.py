@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -26,3 +27,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def gain_words(gain: Mapping[str, Any]) -> str:
+    """What a whole run took, and a dense one, in either direction; `gain` is that of a result."""
+    seconds, dense = float(gain["seconds"]), float(gain["dense_seconds"])
+    how = "trained beside it" if gain.get("dense") == "measured" else "estimated from the times of its steps"
+    verdict = "" if dense >= seconds else ": sparse was slower"
+    return f"{duration(seconds)}, a dense run of as many steps {duration(dense)} ({how}){verdict}"

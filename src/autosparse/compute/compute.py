@@ -19,7 +19,7 @@ from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
 from autosparse.compute.kept_times import KeptTimes
 from autosparse.compute.overrides import Override
-from autosparse.compute.planner import DENSE, Passes, Planner
+from autosparse.compute.planner import DENSE, LEAST_WORK, Passes, Planner
 from autosparse.compute.proof import Proofs
 from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
@@ -128,6 +128,15 @@ class Compute:
         if self.planner is not None:
             self._apply(passes, layers, model)
         return self._passes != before
+
+    def may_gain(self, layers: Sequence[Layer]) -> bool:
+        """Whether planning again can change anything: some layer is large enough. Ranks plan together in any case."""
+        if self.mode != "auto" or layers[0].stored.device.type != "cpu":
+            return False
+        if ranks() > 1 or self.first_plan_is_due:
+            return True
+        shapes, named = self._shapes, {layer.name: layer for layer in layers}
+        return any(_is_large(named[name], shape) for name, shape in shapes.items())
 
     @property
     def _shapes(self) -> dict[str, torch.Size]:
@@ -281,3 +290,10 @@ class Compute:
         if self.planner is not None and self.planner.decisions:
             return f" (dense measured faster in {self.planner.seconds_spent:.1f} s)"
         return " (layers are measured once they are sparse, if they are large enough to gain)"
+
+
+def _is_large(layer: Layer, shape: torch.Size) -> bool:
+    try:
+        return routing.workload_of(layer, shape).work >= LEAST_WORK
+    except ValueError:  # larger than the kernels' indices reach
+        return False

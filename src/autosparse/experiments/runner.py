@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from autosparse.common.files import read_json, write_text
 from autosparse.experiments.grid import Cell
-from autosparse.recipes.loading import differences, dump_recipe
+from autosparse.recipes.loading import completed, differences, dump_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training.folder import RunFolder
 from autosparse.training.lock import FolderLock
@@ -127,7 +127,7 @@ def _start(cell: Cell, folder: Path, threads: int, state: State) -> subprocess.P
     run, recipe_file, log = folder / cell.name, folder / "recipes" / f"{cell.name}.yaml", log_of(cell, folder)
     # resuming with other threads could change the last bits, so a begun run keeps its own
     recipe = stored_recipe(run) or with_threads(cell.recipe, threads)
-    write_text(recipe_file, dump_recipe(recipe))
+    write_text(recipe_file, dump_recipe(completed(recipe)))
     log.parent.mkdir(parents=True, exist_ok=True)
     # a session of its own: Ctrl-C reaches us alone, and we ask the runs to save
     with log.open("ab") as output:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autosparse.common.files import kind_of, read_json, read_text
 from autosparse.common.tables import Table
+from autosparse.common.words import gain_words
 
 BENCH = "bench.json"  # {"rows": [{column: value}], "machine": {...}}: what `autosparse bench infer` measured on this run
 TAGS = ("autosparse", "model_hub_mixin", "pruning", "pytorch_model_hub_mixin", "sparse")
@@ -153,11 +154,12 @@ def _speed(bench: Mapping[str, Any]) -> str:
 
 def _training(result: Mapping[str, Any], run: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine, versions, data = (dict(run.get(key) or {}) for key in ("machine", "versions", "data"))
-    seconds = result.get("seconds")
+    seconds, gain = result.get("seconds"), result.get("gain")
     return [
         ("Machine", ", ".join(f"{key} {value}" for key, value in machine.items()) or "not recorded"),
         ("Processes", str(run.get("world", "not recorded"))),
         ("Time", "not recorded" if seconds is None else f"{seconds:,.0f} s for {result.get('epochs')} epochs"),
+        ("Against dense", f"{gain['ratio']:.2f} times as fast: {gain_words(gain)}" if gain else "not recorded"),
         ("Seed", str(result.get("seed", "not recorded"))),
         ("Data", ", ".join(f"{key}: {value}" for key, value in data.items()) or "not recorded"),
         ("Versions", ", ".join(f"{key} {value}" for key, value in versions.items()) or "not recorded"),

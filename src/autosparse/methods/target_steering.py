@@ -166,7 +166,7 @@ def _factor(free: Sequence[Soft], counts: Counts, share: float, generator: torch
         magnitudes = soft.magnitudes(layer.weight()).reshape(-1)[index].to(soft.threshold.dtype)
         units = before[layer.name].expand(layer.shape).reshape(-1)[index]
         ratios.append(functional.threshold_inverse(magnitudes, soft.function) / units)
-        amounts.append(torch.full_like(ratios[-1], counts[layer.name], dtype=torch.float64))
+        amounts.append((counts[layer.name], ratios[-1].numel()))
     everything = torch.cat(ratios)
     # sigmoid and exp: s < 0, pruned where the ratio is at least the factor. identity: s > 0, pruned where it is at most that.
     rises = free[0][1].function == "identity"
@@ -174,7 +174,8 @@ def _factor(free: Sequence[Soft], counts: Counts, share: float, generator: torch
         keep = round(share * everything.numel())
         position = everything.numel() - keep if rises else keep
     else:
-        ordered = torch.cat(amounts)[everything.argsort()]
+        each = [torch.full((number,), count, dtype=torch.float64, device=everything.device) for count, number in amounts]
+        ordered = torch.cat(each)[everything.argsort()]
         position = _reaching(ordered, float(ordered.sum()) * (1 - share if rises else share))
     smallest = everything.min() if position <= 0 else kth_smallest(everything, position)
     if position <= 0:

@@ -8,7 +8,7 @@ from torch import nn
 
 from autosparse.common.words import did_you_mean
 from autosparse.models.chunked_loss import chunked_cross_entropy
-from autosparse.models.cifar_resnet import resnet20, resnet32
+from autosparse.models.cifar_resnet import resnet18_cifar, resnet20, resnet32
 from autosparse.models.mobilenet import mobilenet_v1
 from autosparse.models.resnet import resnet50
 from autosparse.models.rows import mlp, text_classifier
@@ -21,6 +21,7 @@ __all__ = [
     "list_models",
     "mlp",
     "mobilenet_v1",
+    "resnet18_cifar",
     "resnet20",
     "resnet32",
     "resnet50",
@@ -33,6 +34,7 @@ __all__ = [
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "mobilenet_v1": mobilenet_v1,
+    "resnet18_cifar": resnet18_cifar,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet50": resnet50,

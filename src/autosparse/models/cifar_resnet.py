@@ -1,6 +1,6 @@
-"""ResNet-20 and ResNet-32 for 32x32 images (He et al. 2015, section 4.2).
+"""ResNets for 32x32 images: ResNet-20 and ResNet-32 (He et al. 2015, section 4.2), and ResNet-18 with a small stem.
 
-Shortcuts are option A (subsample, pad with zero channels): no parameters, so 0.27 M and 0.46 M as published.
+Shortcuts of the first two are option A (subsample, pad with zero channels): no parameters, so 0.27 M and 0.46 M as published.
 """
 
 import torch.nn.functional as F
@@ -38,6 +38,52 @@ class BasicBlock(nn.Module):
         return result
 
 
+class ProjectedBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut that is a 1x1 convolution where the shape changes; names as in torchvision."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, outputs, 3, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = conv(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        shortcut = images if self.downsample is None else self.downsample(images)
+        branch = self.relu(self.bn1(self.conv1(images)))
+        branch = self.bn2(self.conv2(branch))
+        result: Tensor = self.relu(branch + shortcut)
+        return result
+
+
+class WideCifarResNet(nn.Module):
+    """ResNet-18 for 32x32 images: a 3x3 stem without pooling, four stages of two blocks, and the classifier `fc`."""
+
+    def __init__(self, width: int, classes: int, in_channels: int) -> None:
+        super().__init__()
+        widths = [whole("width", width) * 2**stage for stage in range(4)]
+        self.conv1 = conv(whole("in_channels", in_channels), widths[0], 3)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        inputs = [widths[0], *widths]
+        for stage in range(4):
+            first = ProjectedBlock(inputs[stage], widths[stage], stride=1 if stage == 0 else 2)
+            self.add_module(f"layer{stage + 1}", nn.Sequential(first, ProjectedBlock(widths[stage], widths[stage], 1)))
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(widths[-1], whole("classes", classes))
+        kaiming_fan_out(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.relu(self.bn1(self.conv1(images)))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        logits: Tensor = self.fc(self.avgpool(features).flatten(1))
+        return logits
+
+
 class CifarResNet(nn.Module):
     """6n + 2 layers: a 3x3 stem, three stages of n blocks with 16, 32 and 64 channels, and the classifier `fc`."""
 
@@ -73,3 +119,8 @@ def resnet20(classes: int = 10, in_channels: int = 3) -> CifarResNet:
 def resnet32(classes: int = 10, in_channels: int = 3) -> CifarResNet:
     """ResNet-32 for CIFAR: five blocks per stage."""
     return CifarResNet(5, classes, in_channels)
+
+
+def resnet18_cifar(classes: int = 10, in_channels: int = 3, width: int = 64) -> WideCifarResNet:
+    """ResNet-18 with a 3x3 stem and no pooling, for 32x32 images: 11.2 M weights; `width` is that of the first stage."""
+    return WideCifarResNet(width, classes, in_channels)

@@ -24,6 +24,22 @@ def accuracy(runs: Sequence[Run]) -> LineChart:
     )
 
 
+def accuracy_over_seconds(runs: Sequence[Run]) -> LineChart:
+    """Validation accuracy over the wall clock, where there is a dense run to compare with."""
+    shown = [one for run in runs for one in (run, run.dense) if one is not None]
+    if len(shown) < 2 or not any(run.is_dense for run in shown):
+        return _chart([], "accuracy-over-seconds", "", "", "", "", ())
+    word = "token accuracy" if all(run.translates for run in runs) else "accuracy"
+    lines = []
+    for place, (run, label) in enumerate(zip(shown, labels(shown), strict=True)):
+        xs, ys = thinned([number(entry.get("seconds")) or 0.0 for entry in run.metrics], run.curve("accuracy")[1])
+        colour = palette.DENSE if run.is_dense else palette.of_run(place)
+        lines.append(Curve(label, xs, [percent(value) for value in ys], colour, run.is_dense))
+    note = "After every epoch, over seconds of training and validation; dense runs dashed."
+    title = f"{word.capitalize()} over the wall clock"
+    return LineChart("accuracy-over-seconds", title, note, "seconds", word, "%", _not_empty(lines))
+
+
 def loss(runs: Sequence[Run]) -> LineChart:
     """Training loss and validation loss of one run, training loss of several."""
     lines = _with_baselines(runs, "loss", "training" if len(runs) == 1 else "")

@@ -23,7 +23,13 @@ GENERATOR = '<meta name="generator" content="autosparse report">'
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The charts for which these runs have values, in the page's order."""
     charts: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
-    charts += [curves.accuracy(runs), curves.loss(runs), curves.sparsity(runs), curves.alpha(runs)]
+    charts += [
+        curves.accuracy(runs),
+        curves.accuracy_over_seconds(runs),
+        curves.loss(runs),
+        curves.sparsity(runs),
+        curves.alpha(runs),
+    ]
     charts += [curves.train_cost(runs), curves.test_cost(runs)]
     charts += _single_run_curves(runs[0]) if len(runs) == 1 else []
     charts += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
@@ -81,7 +87,7 @@ def _page_of_several(runs: Sequence[Run]) -> str:
 
 def _details(run: Run, charts: Sequence[Chart]) -> str:
     groups: list[tuple[str, Callable[[Chart], bool]]] = [
-        ("Training", lambda chart: chart.key in ("accuracy", "loss")),
+        ("Training", lambda chart: chart.key in ("accuracy", "accuracy-over-seconds", "loss")),
         ("Sparsity over time", lambda chart: chart.key in ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds")),
         ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller", "learning-rate")),
         ("Layers", lambda chart: chart.key in ("layer-sparsity", "layer-flops")),

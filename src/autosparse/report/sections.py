@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from autosparse.common.words import duration
+from autosparse.common.words import duration, gain_words
 from autosparse.report.comparison import Compared, compare_runs
 from autosparse.report.runs import DENSE, Run, number
 
@@ -50,6 +50,8 @@ def tiles(run: Run) -> str:
         shown.append(("Training loss", f"{loss:.4g}", "mean of the last epoch"))
     if (speed := (run.result or {}).get("speed")) and not run.is_dense:
         shown.append(_speed_tile(speed))
+    if (gain := (run.result or {}).get("gain")) and not run.is_dense:
+        shown.append(("Whole run", f"{float(gain['ratio']):.2f}x", gain_words(gain)))
     if row.seconds is not None:
         shown.append(("Time", duration(row.seconds), f"{len(run.metrics)} epochs"))
     boxes = "".join(

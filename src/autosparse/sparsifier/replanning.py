@@ -20,5 +20,7 @@ def plan_again(sp: Sparsifier, was_open: bool) -> None:
     first = sp._compute.first_plan_is_due
     crossed = was_open != is_open(sp) and not sp.method.traits.gate_is_rare
     every = min(PLAN_STEPS, max(1, round(sp.total_steps / PLANS)))
-    if (first or crossed or sp.step % every == 0) and (sp._plan(sp.densities) or first):
+    if not (first or crossed or sp.step % every == 0) or not sp._compute.may_gain(sp.layers):
+        return
+    if sp._plan(sp.densities) or first:
         sp._clock.restart()  # from here on layers compute in another way

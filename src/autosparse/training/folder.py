@@ -296,6 +296,9 @@ def _read_result(path: Path) -> dict[str, Any]:
     macs = result.get("macs") or {}
     if not isinstance(macs, dict) or any(number(value) is None for value in macs.values()):
         raise ValueError(f"{path} is damaged: macs must be an object with a number for every layer")
+    gain = result.get("gain") or {}
+    if gain and (not isinstance(gain, dict) or any(not number(gain.get(key)) for key in ("seconds", "dense_seconds", "ratio"))):
+        raise ValueError(f"{path} is damaged: gain must have seconds, dense_seconds and their ratio")
     for place, entry in enumerate(result.get("controller") or []):
         if not isinstance(entry, list) or len(entry) != 4 or any(number(value) is None for value in entry):
             raise ValueError(f"{path} is damaged: controller[{place}] must be [step, target, reached, factor]")

@@ -31,6 +31,9 @@ def metrics(session: Session, epoch: int, loss: float, rate: float, alpha: float
     if session.sp is not None:
         past = session.sp.history[-1]
         line |= {"alpha": alpha, **{name: past[name] for name in ("sparsity", "densities", "thresholds")}}
+        speed = session.sp.speed()
+        if speed is not None:
+            line |= {"step_ms": speed.milliseconds, "dense_step_ms": speed.dense_milliseconds}
         line |= {"train_fraction": session.sp.cost.train_fraction, "test_fraction": session.sp.cost.test_fraction}
     return line
 

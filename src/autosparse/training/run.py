@@ -25,6 +25,7 @@ from autosparse.recipes.recipe import Recipe
 from autosparse.training import batch_norms, build, machine, randomness
 from autosparse.training.claim import Mode, check_data, claim, mode_of
 from autosparse.training.folder import RunFolder
+from autosparse.training.gain import gain_of_run
 from autosparse.training.intact import notes_of
 from autosparse.training.lock import FolderLock
 from autosparse.training.loop import fit
@@ -91,7 +92,7 @@ class _Runner:
             base = None
             if recipe.train.dense_beside:
                 dense = self.train_dense_baseline(recipe, RunFolder(folder.path / "dense"), data)
-                base = float(read_json(dense.result)["accuracy"])
+                base = read_json(dense.result)
             reference = self.reference(recipe, folder, data)
             return self.train_one(recipe, folder, data, build.make_method(recipe, reference), base=base)
         except Stopped as stopped:
@@ -134,7 +135,7 @@ class _Runner:
         method: Method | None,
         *,
         epochs: int | None = None,
-        base: float | None = None,
+        base: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Train one model and leave its plain weights and its figures in the folder."""
         with closing(self._session(recipe, folder, data, method)) as session:
@@ -142,7 +143,7 @@ class _Runner:
         self.processes.once(folder.close)
         return content
 
-    def _train_session(self, session: Session, epochs: int, base: float | None) -> dict[str, Any]:
+    def _train_session(self, session: Session, epochs: int, base: dict[str, Any] | None) -> dict[str, Any]:
         recipe, folder, data = session.recipe, session.folder, session.data
         if session.sp is not None and self.processes.leads:
             folder.update_info(layers=[layer.name for layer in session.sp.layers])
@@ -295,8 +296,8 @@ def write_reference(path: Path, losses: list[float]) -> None:
             recorder.record(loss)
 
 
-def result(session: Session, base: float | None) -> dict[str, Any]:
-    """The figures of a finished run."""
+def result(session: Session, base: dict[str, Any] | None) -> dict[str, Any]:
+    """The figures of a finished run; `base` are those of the dense run beside it."""
     position, lines, sp = session.position, session.folder.read_metrics(), session.sp
     content: dict[str, Any] = {
         "name": session.recipe.name,
@@ -308,7 +309,7 @@ def result(session: Session, base: float | None) -> dict[str, Any]:
         "loss": lines[-1]["loss"] if lines and lines[-1]["epoch"] == position.epoch else None,
         "best_accuracy": position.best_accuracy,
         "best_epoch": position.best_epoch,
-        "base_accuracy": base,
+        "base_accuracy": None if base is None else float(base["accuracy"]),
         "sparsity": 0.0,
         "train_fraction": 1.0,
         "test_fraction": 1.0,
@@ -317,6 +318,7 @@ def result(session: Session, base: float | None) -> dict[str, Any]:
         return content
     report, profile = sp.report().to_dict(), sp.cost.profile
     content |= {name: report[name] for name in REPORTED}
+    content["gain"] = gain_of_run(session.seconds, lines, None if base is None else float(base["seconds"]))
     if profile is not None:
         content |= {"total_macs": profile.macs, "macs": {layer.name: layer.macs for layer in profile.layers}}
     return content
