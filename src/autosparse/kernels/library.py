@@ -102,7 +102,9 @@ def load() -> Loaded:
         tables = library.autosparse_tables(name.encode())
         if tables:
             byte_table = _byte_kernels(library, BYTE_SETS[name])
-            return Loaded(_kernels_of(name, tables.contents, byte_table, library.autosparse_bfloat16_table(name.encode())), None)
+            return Loaded(
+                _kernels_of(name, tables.contents, byte_table, library.autosparse_bfloat16_table(name.encode())), None
+            )
     return Loaded(None, f"this processor cannot run the {choice} kernels; leave {VARIABLE} unset to choose by itself")
 
 
