@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosparse.common.precisions import long_spelling
 from autosparse.common.warnings import warn
 from autosparse.kernels import library
 from autosparse.parametrizations import SparseParametrization
@@ -55,7 +56,7 @@ def deploy(
     check(model, example, threads)
     if (evaluate is None) != (max_drop is None):
         raise ValueError("give evaluate and max_drop together: a function that scores a model, and how much it may lose")
-    quantization = quantization_for(precision, calibration, ranges, example, model.training)
+    quantization = quantization_for(long_spelling(precision), calibration, ranges, example, model.training)
     count = torch.get_num_threads() if threads is None else threads
     if quantization is None or evaluate is None or max_drop is None:
         return prepare(model, example, count, None, quantization)

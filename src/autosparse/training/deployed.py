@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -33,14 +32,8 @@ def deploy_in(
     calibration: Callable[[], Sequence[tuple[Tensor, ...]]],
 ) -> Deployed:
     """`deploy` in this precision; the calibration batches are asked for where it needs them."""
-    if precision == "float32":
-        return deploy(model, example, threads=threads)
-    if "precision" not in inspect.signature(deploy).parameters:
-        raise ValueError(f"precision {precision} is not offered by this release's deploy: give float32")
-    options: dict[str, Any] = {"precision": precision}
-    if precision in ("int8", "auto"):
-        options["calibration"] = calibration()
-    return deploy(model, example, threads=threads, **options)
+    batches = calibration() if precision in ("int8", "auto") else None
+    return deploy(model, example, threads=threads, precision=precision, calibration=batches)
 
 
 def deploy_finished(finished: Finished, example: tuple[Tensor, ...], precision: str, threads: int) -> Deployed:
