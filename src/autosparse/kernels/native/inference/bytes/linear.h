@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "../finish.h"
 #include "../interface.h"
 #include "../worker.h"
 #include "common/arithmetic.h"
@@ -63,11 +64,12 @@ static inline float bounded(const ByteLinear& layer, float value) {
 }
 
 // At most a tile's tokens as bytes, tile[column][token].
-static inline void turn_tokens(const ByteLinear& layer, int64_t tokens, const float* input, uint8_t* tile, uint8_t* rows) {
+template <class Simd>
+void turn_tokens(const ByteLinear& layer, int64_t tokens, const float* input, uint8_t* tile, uint8_t* rows) {
     const int64_t columns = padded_columns(layer), width = linear_width(layer);
     for (int64_t token = 0; token < tokens; token += kTurnedTokens) {
         for (int64_t i = 0; i < smaller(kTurnedTokens, tokens - token); ++i) {
-            quantize_row(input + (token + i) * layer.columns, layer.columns, layer.inverse_scale, layer.zero_point,
+            quantize_row<Simd>(input + (token + i) * layer.columns, layer.columns, layer.inverse_scale, layer.zero_point,
                          rows + i * columns);
         }
         for (int64_t column = 0; column < layer.columns; column += 16) {
@@ -76,30 +78,53 @@ static inline void turn_tokens(const ByteLinear& layer, int64_t tokens, const fl
     }
 }
 
+// The token at a place of a tile's results.
+template <class Simd>
+int64_t token_at(int64_t place, int64_t chunks) {
+    using Wide = typename Simd::Wide;
+    const int64_t wide = chunks * kChunkPixels / Wide::pixels * Wide::pixels;
+    const int64_t vector = place < wide ? place / Wide::pixels * Wide::pixels : wide;
+    return vector + (place < wide ? Wide::pixel_of(place - vector) : Simd::Rest::pixel_of(place - vector));
+}
+
+// Results of a few rows, which lie row by row in `ready`, into output[tokens][all rows].
+template <class Simd>
+void turn_results(const ByteLinear& layer, int64_t tokens, int64_t chunks, int64_t row, int64_t rows, const float* ready,
+                  const float* other, float* output) {
+    using Floats = typename Simd::Floats;
+    constexpr int kLanes = Floats::lanes;
+    const int64_t width = linear_width(layer), all = layer.weights.rows;
+    const Activation<Floats> activate(Finish{nullptr, layer.low, layer.high});
+    for (int64_t first = 0; first < rows; first += kLanes) {
+        const int count = static_cast<int>(smaller(kLanes, rows - first));
+        for (int64_t place = 0; place < chunks * kChunkPixels; place += kLanes) {
+            typename Floats::Vec square[kLanes];
+            for (int i = 0; i < kLanes; ++i) {
+                square[i] = Floats::load_unaligned(ready + (first + i) * width + place);
+            }
+            Floats::transpose(square);
+            for (int i = 0; i < kLanes; ++i) {
+                const int64_t token = token_at<Simd>(place + i, chunks), at = token * all + row + first;
+                if (token < tokens) {
+                    const auto sum = other ? Floats::add(square[i], Floats::load_first(other + at, count)) : square[i];
+                    Floats::store_first(output + at, activate(sum), count);
+                }
+            }
+        }
+    }
+}
+
 // Blocks [begin, end) for at most a tile's tokens, which lie in `tile`.
 template <class Simd>
 void linear_quad_tile(const ByteLinear& layer, int64_t tokens, int64_t begin, int64_t end, const uint8_t* tile, float* ready,
                       const float* other, float* output) {
-    using Wide = typename Simd::Wide;
     const int64_t width = linear_width(layer), all = layer.weights.rows, block = layer.weights.block;
-    const int64_t chunks = divide_up(tokens, kChunkPixels), wide = chunks * kChunkPixels / Wide::pixels * Wide::pixels;
+    const int64_t chunks = divide_up(tokens, kChunkPixels);
     const auto kernel = QuadKernels<Simd, FloatSink<Simd>>::of(block, chunks);
     for (int64_t first = begin; first < end; first += kTurnedRows / block) {
         const int64_t last = smaller(first + kTurnedRows / block, end), row = first * block;
         kernel(layer.weights, first, last, tile, FloatSink<Simd>{ready, width, row});
-        const int64_t rows = smaller(last * block, all) - row;
-        for (int64_t place = 0; place < chunks * kChunkPixels; ++place) {
-            const int64_t vector = place < wide ? place / Wide::pixels * Wide::pixels : wide;
-            const int64_t token = vector + (place < wide ? Wide::pixel_of(place - vector) : Simd::Rest::pixel_of(place - vector));
-            if (token >= tokens) {
-                continue;
-            }
-            float* to = output + token * all + row;
-            for (int64_t i = 0; i < rows; ++i) {
-                const float sum = ready[i * width + place];
-                to[i] = bounded(layer, other ? sum + other[token * all + row + i] : sum);
-            }
-        }
+        turn_results<Simd>(layer, tokens, chunks, row, smaller(last * block, all) - row, ready, other, output);
     }
 }
 
@@ -122,7 +147,7 @@ void byte_linear_quads(const ByteLinear* given, int64_t tokens, int64_t threads,
         for (int64_t item = share_begin(items, all, me); item < share_begin(items, all, me + 1); ++item) {
             const int64_t first = item / parts * width, part = item % parts, count = smaller(width, tokens - first);
             if (prepared != first) {
-                turn_tokens(layer, count, input + first * layer.columns, tile, rows);
+                turn_tokens<Simd>(layer, count, input + first * layer.columns, tile, rows);
                 prepared = first;
             }
             const int64_t groups = divide_up(blocks, turned);
@@ -160,7 +185,7 @@ void byte_linear_dots(const ByteLinear* given, int64_t tokens, int64_t threads, 
     const QuadRows& weights = layer.weights;
     const int64_t columns = padded_columns(layer), groups = divide_up(weights.rows, kDotRows);
     for (int64_t token = 0; token < tokens; ++token) {
-        quantize_row(input + token * layer.columns, layer.columns, layer.inverse_scale, layer.zero_point, scratch + token * columns);
+        quantize_row<Simd>(input + token * layer.columns, layer.columns, layer.inverse_scale, layer.zero_point, scratch + token * columns);
         std::memset(scratch + token * columns + layer.columns, 0, columns - layer.columns);
     }
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)

@@ -25,9 +25,7 @@ void take_every_byte(const uint8_t* from, int64_t step, int64_t count, uint8_t* 
             Simd::Wide::store_even(from + 2 * i, to + i);
         }
         if (i < count) {
-            uint8_t rest[kPairsOfBytes / 2];
-            Simd::Wide::store_even(from + 2 * i, rest);
-            std::memcpy(to + i, rest, count - i);
+            Simd::Wide::store_first_even(from + 2 * i, to + i, count - i);
         }
         return;
     }
@@ -72,23 +70,20 @@ void largest_bytes(const ByteOp& op, const Worker& worker) {
     uint8_t* scratch = reinterpret_cast<uint8_t*>(worker.scratch);
     std::memset(scratch, 0, op.phase_planes * out.plane_bytes + 2 * op.lead_bytes);
     const uint8_t* input = scratch + op.lead_bytes;
-    const uint8_t outside = static_cast<uint8_t>(out.zero_point);
+    using Vector = typename Simd::Rest;  // of a chunk
+    const auto around = Vector::splat_byte(static_cast<uint8_t>(out.zero_point));
     worker.share(in.channels, [&](int64_t channel) {
         split_channel_bytes<Simd>(op, in, out, bytes_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
                             scratch + op.lead_bytes);
         uint8_t* to = bytes_of(worker, out) + channel * out.plane_bytes;
         for (int64_t chunk = 0; chunk < out.chunks; ++chunk) {
-            uint8_t largest[kChunkPixels] = {};
-            for (int64_t tap = 0; tap < op.taps; ++tap) {
-                const uint8_t* from = input + chunk * kChunkPixels + op.tap_offsets[tap];
-                for (int64_t i = 0; i < kChunkPixels; ++i) {
-                    largest[i] = from[i] > largest[i] ? from[i] : largest[i];
-                }
+            const uint8_t* from = input + chunk * kChunkPixels;
+            auto largest = Vector::load(from + op.tap_offsets[0]);
+            for (int64_t tap = 1; tap < op.taps; ++tap) {
+                largest = Vector::largest(largest, Vector::load(from + op.tap_offsets[tap]));
             }
-            const uint8_t* valid = out.valid + chunk * kChunkPixels;
-            for (int64_t i = 0; i < kChunkPixels; ++i) {
-                to[chunk * kChunkPixels + i] = valid[i] ? largest[i] : outside;
-            }
+            const auto valid = Vector::load(out.valid + chunk * kChunkPixels);
+            Vector::store(to + chunk * kChunkPixels, Vector::select(valid, largest, around));
         }
     });
 }

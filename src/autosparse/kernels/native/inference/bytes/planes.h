@@ -16,16 +16,20 @@ static inline uint8_t* bytes_of(const Worker& worker, const BytePlanes& planes) 
     return planes.first + worker.shift * static_cast<int64_t>(sizeof(float));
 }
 
-// A float as a byte; what is not a number becomes 0.
-static inline uint8_t quantize_one(float value, float inverse_scale, float zero_point) {
-    const float scaled = __builtin_fmaf(value, inverse_scale, zero_point);
-    const float bounded = scaled > 0.0f ? (scaled < 255.0f ? scaled : 255.0f) : 0.0f;
-    return static_cast<uint8_t>(__builtin_rintf(bounded));
-}
-
-static inline void quantize_row(const float* from, int64_t count, float inverse_scale, float zero_point, uint8_t* to) {
-    for (int64_t i = 0; i < count; ++i) {
-        to[i] = quantize_one(from[i], inverse_scale, zero_point);
+// Floats as bytes: rounded to the nearest, halves to even; what is not a number becomes 0.
+template <class Simd>
+void quantize_row(const float* from, int64_t count, float inverse_scale, float zero_point, uint8_t* to) {
+    using Wide = typename Simd::Wide;
+    int64_t i = 0;
+    for (; i + Wide::quantized <= count; i += Wide::quantized) {
+        Wide::quantize(from + i, inverse_scale, zero_point, to + i);
+    }
+    if (i < count) {
+        float rest[Wide::quantized] = {};
+        uint8_t bytes[Wide::quantized];
+        std::memcpy(rest, from + i, (count - i) * sizeof(float));
+        Wide::quantize(rest, inverse_scale, zero_point, bytes);
+        std::memcpy(to + i, bytes, count - i);
     }
 }
 
@@ -47,7 +51,7 @@ void load_bytes(const ByteOp& op, const Worker& worker, const float* from) {
     const BytePlanes& out = *op.output;
     const float inverse = 1.0f / out.scale, zero = static_cast<float>(out.zero_point);
     for_each_byte_row(out, worker, [&](uint8_t* inside, int64_t outside) {
-        quantize_row(from + outside, out.cols, inverse, zero, inside);
+        quantize_row<Simd>(from + outside, out.cols, inverse, zero, inside);
     });
 }
 

@@ -19,6 +19,13 @@ struct PortableBytes {
         int32_t of[4];
     };
 
+    static constexpr int quantized = 1;
+    static void quantize(const float* from, float inverse_scale, float zero_point, uint8_t* to) {
+        const float scaled = __builtin_fmaf(*from, inverse_scale, zero_point);
+        const float bounded = scaled > 0.0f ? (scaled < 255.0f ? scaled : 255.0f) : 0.0f;
+        *to = static_cast<uint8_t>(__builtin_rintf(bounded));
+    }
+
     static Four zeros() { return {}; }
     static Weight weight(const int8_t* four) { return {{four[0], four[1], four[2], four[3]}}; }
     static Inputs gather(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) { return {{a, b, c, d}}; }
@@ -50,6 +57,11 @@ struct PortableBytes {
             to[i] = from[2 * i];
         }
     }
+    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = from[2 * i];
+        }
+    }
     static Int load(const uint8_t* from) {
         Int bytes;
         for (int i = 0; i < pixels; ++i) {
@@ -68,6 +80,32 @@ struct PortableBytes {
             total += of.at[i];
         }
         return total;
+    }
+    static void store(uint8_t* to, const Int& bytes) {
+        for (int i = 0; i < pixels; ++i) {
+            to[i] = static_cast<uint8_t>(bytes.at[i]);
+        }
+    }
+    static Int splat_byte(uint8_t value) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = value;
+        }
+        return bytes;
+    }
+    static Int largest(const Int& a, const Int& b) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = a.at[i] > b.at[i] ? a.at[i] : b.at[i];
+        }
+        return bytes;
+    }
+    static Int select(const Int& mask, const Int& yes, const Int& no) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = mask.at[i] ? yes.at[i] : no.at[i];
+        }
+        return bytes;
     }
     static int64_t pixel_of(int64_t place) { return place; }
 };

@@ -35,12 +35,25 @@ struct Register256 {
         const Int low = _mm256_set1_epi16(0xff), a = both(load(from), low), b = both(load(from + 32), low);
         store(to, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
     }
+    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
+        uint8_t even[32];
+        store_even(from, even);
+        __builtin_memcpy(to, even, count);
+    }
     static Int odd_bytes(Int a) { return _mm256_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm256_cmpgt_epi8(_mm256_setzero_si256(), a); }
     static Int multiply_words(Int a, Int b) { return _mm256_madd_epi16(a, b); }
     static Int select(Int mask, Int yes, Int no) { return _mm256_blendv_epi8(no, yes, mask); }
     static Float to_float(Int a) { return _mm256_cvtepi32_ps(a); }
     static Int to_int(Float a) { return _mm256_cvtps_epi32(a); }
+    static constexpr int quantized = 8;
+    static void quantize(const float* from, float inverse_scale, float zero_point, uint8_t* to) {
+        const Float scaled = multiply_add(_mm256_loadu_ps(from), splat(inverse_scale), splat(zero_point));
+        // in this order what is not a number becomes 0
+        const Int levels = to_int(_mm256_min_ps(_mm256_max_ps(scaled, _mm256_setzero_ps()), splat(255.0f)));
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(levels), _mm256_extracti128_si256(levels, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+    }
     static Float multiply_add(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static Int pack_words(Int a, Int b) { return _mm256_packs_epi32(a, b); }
     static Int pack_bytes(Int a, Int b) { return _mm256_packus_epi16(a, b); }

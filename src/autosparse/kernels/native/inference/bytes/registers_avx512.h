@@ -32,12 +32,23 @@ struct Register512 {
     static void store_even(const uint8_t* from, uint8_t* to) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(_mm512_loadu_si512(from)));
     }
+    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
+        const __mmask32 first = static_cast<__mmask32>((uint64_t{1} << count) - 1);
+        _mm256_mask_storeu_epi8(to, first, _mm512_cvtepi16_epi8(_mm512_loadu_si512(from)));
+    }
     static Int odd_bytes(Int a) { return _mm512_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm512_movm_epi8(_mm512_movepi8_mask(a)); }
     static Int multiply_words(Int a, Int b) { return _mm512_madd_epi16(a, b); }
     static Int select(Int mask, Int yes, Int no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xca); }
     static Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
     static Int to_int(Float a) { return _mm512_cvtps_epi32(a); }
+    static constexpr int quantized = 16;
+    static void quantize(const float* from, float inverse_scale, float zero_point, uint8_t* to) {
+        const Float scaled = multiply_add(_mm512_loadu_ps(from), splat(inverse_scale), splat(zero_point));
+        // in this order what is not a number becomes 0
+        const Float bounded = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_setzero_ps()), splat(255.0f));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(to_int(bounded)));
+    }
     static Float multiply_add(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static Int pack_words(Int a, Int b) { return _mm512_packs_epi32(a, b); }
     static Int pack_bytes(Int a, Int b) { return _mm512_packus_epi16(a, b); }

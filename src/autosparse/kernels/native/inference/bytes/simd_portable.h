@@ -1,9 +1,11 @@
 // The eight-bit engine for any processor.
 #pragma once
 
+#include "../simd_portable.h"
 #include "portable.h"
 
 struct BytesPortable {
+    using Floats = InferPortable;
     using Wide = PortableBytes;
     using Rest = Wide;
     static constexpr int chunks[3] = {2, 1, 1};
