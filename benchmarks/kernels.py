@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py --net resnet50 --batch 16 --threads 2
     python benchmarks/kernels.py --net linear --threads 1 --cpu-time
+    python benchmarks/kernels.py --net resnet50 --precision bfloat16
 
 Both sides are interleaved in one process; dense torch runs channels_last. A figure is dense time / sparse time; `total` is
 all three dense passes / (all three sparse passes + compression), for a mask that changes at every step. The input gradient
@@ -80,8 +81,9 @@ def sparse_weight(layer: Layer, sparsity: float) -> Tensor:
 
 
 def dense_calls(layer: Layer, x: Tensor, weight: Tensor) -> dict[str, Callable[[], object]]:
+    weight = weight.to(x.dtype)
     if not layer.size:
-        grad = torch.randn(x.shape[0], layer.outputs)
+        grad = torch.randn(x.shape[0], layer.outputs).to(x.dtype)
         return {
             "forward": lambda: dense.linear(x, weight, None),
             "input": lambda: dense.linear_input_gradient(grad, weight),
@@ -103,7 +105,8 @@ def sparse_calls(layer: Layer, x: Tensor, weight: Tensor) -> dict[str, Callable[
     edge = layer.kernel // 2
     geometry = Geometry((layer.stride, layer.stride), (edge, edge), (1, 1)) if layer.size else None
     layout = LayerCall(weight, None, geometry, "active", None, (True, True, True)).layout(x.shape)
-    out = dense.conv2d(x, weight, None, geometry) if geometry else dense.linear(x, weight, None)
+    cast = weight.to(x.dtype)
+    out = dense.conv2d(x, cast, None, geometry) if geometry else dense.linear(x, cast, None)
     grad = torch.randn_like(out)
     compressed = Compressed(layout, weight, threads)
     return {
@@ -149,7 +152,7 @@ def run(options: argparse.Namespace) -> list[dict[str, object]]:
     )
     for layer in NETS[options.net]:
         shape = (options.batch, layer.inputs, layer.size, layer.size) if layer.size else (options.tokens, layer.inputs)
-        x = torch.randn(shape)
+        x = torch.randn(shape).to(getattr(torch, options.precision))
         if layer.size:
             x = x.contiguous(memory_format=torch.channels_last)
         calls = {f"dense {name}": call for name, call in dense_calls(layer, x, sparse_weight(layer, 0.9)).items()}
@@ -197,6 +200,7 @@ def main() -> None:
         "--cpu-time", action="store_true", help="processor time of the process: robust on a busy machine, 1 thread"
     )
     parser.add_argument("--minimum", action="store_true", help="the fastest repetition, not the median")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of activations, on both sides")
     parser.add_argument("--json", type=Path, help="write the times here as well")
     options = parser.parse_args()
     if not kernels.available():

@@ -11,20 +11,25 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse import AutoSparse, kernels
+from autosparse.kernels import library
 from autosparse.sparsifier import Sparsifier
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="without kernels there is one reason for all")
 
 
 def trained(
-    model: nn.Module, x: Tensor, start: float = 0.9, autocast: bool = False, call: Callable[..., object] | None = None
+    model: nn.Module,
+    x: Tensor,
+    start: float = 0.9,
+    autocast: torch.dtype | None = None,
+    call: Callable[..., object] | None = None,
 ) -> Sparsifier:
     """A model after one step, in which the planner has looked at it."""
     method = AutoSparse(start_sparsity=start, alpha=0.0, schedule="constant")
     sp = autosparse.sparsify(model, method, epochs=1, steps_per_epoch=10, guard=None)
     optimizer = torch.optim.SGD(sp.param_groups(weight_decay=1e-4), lr=0.01)
     sp.bind(optimizer)
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+    with torch.autocast("cpu", autocast) if autocast else nullcontext():
         output = (model if call is None else call)(x)
     first = output[0] if isinstance(output, tuple) else output
     first.float().square().mean().backward()
@@ -70,8 +75,18 @@ def test_attention() -> None:
 
 
 def test_autocast_and_double_precision() -> None:
-    assert reasons(trained(nn.Linear(8, 8), torch.randn(2, 8), autocast=True)) == ["autocast: torch's reduced precision"]
+    half = trained(nn.Linear(8, 8), torch.randn(2, 8), autocast=torch.float16)
+    assert reasons(half) == ["autocast: the kernels take bfloat16 alone"]
+    (plan,) = trained(nn.Linear(8, 8), torch.randn(2, 8), autocast=torch.bfloat16).layer_plans()
+    assert str(plan).startswith("dense in bfloat16: too small")
     assert "float64" in reasons(trained(nn.Linear(8, 8).double(), torch.randn(2, 8).double()))[0]
+
+
+def test_bfloat16_where_no_kernel_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "portable")
+    library.load.cache_clear()
+    (reason,) = reasons(trained(nn.Linear(8, 8), torch.randn(2, 8), autocast=torch.bfloat16))
+    assert reason == "autocast: no bfloat16 kernels for portable, they need AVX2 or AVX-512"
 
 
 def test_compiled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ WARM_UP = 3  # steps; under "auto" the planner measures in the first of them
 RATE, MOMENTUM, DECAY = 0.01, 0.875, 2**-15
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 DENSE = "dense torch"
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+PRECISIONS = (FLOAT32, BFLOAT16)
+IN_FLOAT32 = f"{DENSE}, {FLOAT32}"  # beside a baseline of lower precision
 AUTOSPARSE = "autosparse"
 STEPS_PER_EPOCH = 100
 STATUS = Path("/proc/self/status")
@@ -51,11 +55,12 @@ class Settings:
     cpu_time: bool
     method: str = AUTOSPARSE
     inputs: str | None = None
+    precision: str = FLOAT32
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side: seconds of its steps, how many times as fast as dense torch, and what it was when timed."""
+    """One side: seconds of its steps, how many times as fast as dense torch of its precision, and what it was when timed."""
 
     side: str
     seconds: list[float]
@@ -129,7 +134,9 @@ def make_side(task: Task, settings: Settings, start: Start | None) -> Side:
 
     def step() -> None:
         optimizer.zero_grad()
-        loss_of(model, inputs, task.targets).backward()  # type: ignore[no-untyped-call]
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == BFLOAT16):
+            loss = loss_of(model, inputs, task.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return Side(step, sp)
@@ -190,8 +197,8 @@ def _start_at(sp: Sparsifier, task: Task, start: Start) -> None:
 
 
 def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int) -> tuple[list[Row], dict[str, Side]]:
-    """Every side's steps in turn; the first row is dense torch."""
-    sides = {DENSE: make_side(task, settings, None)} | {start.title: make_side(task, settings, start) for start in starts}
+    """Every side's steps in turn; the first row is dense torch in the same precision, the second may be float32."""
+    sides = {title: make_side(task, each, start) for title, (each, start) in contestants(settings, starts).items()}
     begins = {start.title: start for start in starts}
     cycles = {title: cycle_of(side.sp) for title, side in sides.items()}  # whole ones are timed: their steps are not alike
 
@@ -224,18 +231,33 @@ def compare(task: Task, settings: Settings, starts: Sequence[Start], rounds: int
     return rows, sides
 
 
+def contestants(settings: Settings, starts: Sequence[Start]) -> dict[str, tuple[Settings, Start | None]]:
+    """Every side by its title: its settings, and where it begins (None: plain dense torch)."""
+    sides: dict[str, tuple[Settings, Start | None]] = {DENSE: (settings, None)}
+    if settings.precision != FLOAT32:
+        sides[IN_FLOAT32] = (replace(settings, precision=FLOAT32), None)
+    return sides | {start.title: (settings, start) for start in starts}
+
+
 def training_conditions(settings: Settings) -> dict[str, Any]:
     """Where training is measured, and against what."""
     clock = "processor time" if settings.cpu_time else "wall clock"
     malloc = "as the system has it" if settings.default_malloc else "glibc keeps freed memory"
+    baseline = "channels_last, the same batch, fused SGD, cross-entropy on all logits"
     return conditions(
         kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
         [],
-        baseline="plain dense torch, channels_last, the same batch, fused SGD, cross-entropy on all logits",
+        baseline=f"plain dense torch, {_in_words(settings)}, {baseline}",
         allocator=f"{malloc}, on both sides",
         clock=f"{clock}, the sides' steps in turn",
         memory="peak of a process for each side, with the system's allocator as it is",
     )
+
+
+def _in_words(settings: Settings) -> str:
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    limited = f" (ONEDNN_MAX_CPU_ISA={limit})" if limit else ""
+    return f"{settings.precision}{' autocast' if settings.precision == BFLOAT16 else ''}{limited}"
 
 
 def peak_bytes(settings: Settings, start: Start | None) -> int | None:

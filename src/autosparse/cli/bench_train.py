@@ -29,6 +29,8 @@ Examples:
 
   autosparse bench train transformer --tokens 1024 --sparsity 0.9 --layers
 
+  autosparse bench train resnet50 --precision bfloat16
+
   autosparse bench train mynet:build --image 3,224,224 --alpha 0.5
 
   autosparse bench train mynet:build --inputs mynet:batch --method rigl --sparsity 0.9
@@ -52,6 +54,9 @@ def run(
         "autosparse", help="Another method, such as rigl or random; the mean of a whole update cycle is timed."
     ),
     inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch: for models of any input."),
+    precision: str = typer.Option(
+        "float32", help="float32, or bfloat16: steps under autocast, beside dense torch in both precisions."
+    ),
     compute: str = typer.Option("auto", help="auto, sparse, dense: how AutoSparse's layers run; several take turns."),
     layer_by_layer: bool = typer.Option(False, "--layer-by-layer", help="Do not fuse batch norms with convolutions."),
     exclude: str = typer.Option("", help="Layers to leave dense, such as fc or output, separated by commas."),
@@ -65,7 +70,7 @@ def run(
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
-    from autosparse.bench.training import Settings, Start, prepare
+    from autosparse.bench.training import PRECISIONS, Settings, Start, prepare
     from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable
 
@@ -76,6 +81,8 @@ def run(
     modes = words(compute)
     if not modes or not set(modes) <= set(MODES):
         raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"--precision {precision} is not known; give {' or '.join(PRECISIONS)}")
     settings = Settings(
         what=what,
         batch=batch,
@@ -91,6 +98,7 @@ def run(
         cpu_time=cpu_time,
         method=method,
         inputs=inputs,
+        precision=precision,
     )
     task = prepare(settings)
     begins: list[float | None] = [None] if task.densities is not None else [*fractions(sparsity)]
@@ -104,16 +112,17 @@ def measure(
     task: Task, settings: Settings, starts: list[Start], rounds: int, memory: bool, layers: bool, out: Path | None
 ) -> None:
     """Measure, print and write."""
-    from autosparse.bench.training import compare, peak_bytes, training_conditions
+    from autosparse.bench.training import compare, contestants, peak_bytes, training_conditions
     from autosparse.common.files import write_json
 
     facts = training_conditions(settings)
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     rows, sides = compare(task, settings, starts, rounds)
     if memory:
-        rows = [replace(row, peak_bytes=peak_bytes(settings, start)) for row, start in zip(rows, [None, *starts], strict=True)]
+        sides_of = contestants(settings, starts)
+        rows = [replace(row, peak_bytes=peak_bytes(*sides_of[row.side])) for row in rows]
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
-    typer.echo(f"\n{task.name}, {task.size}, {threads}, alpha {settings.alpha:g}")
+    typer.echo(f"\n{task.name}, {task.size}, {threads}, {settings.precision}, alpha {settings.alpha:g}")
     show(rows)
     tables = {name: side.sp.layer_plans() for name, side in sides.items() if side.sp is not None}
     if layers:

@@ -19,13 +19,14 @@ from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
 from autosparse.compute.kept_times import KeptTimes
 from autosparse.compute.overrides import Override
-from autosparse.compute.planner import DENSE, LEAST_WORK, Passes, Planner
+from autosparse.compute.planner import DENSE, FLOAT32, LEAST_WORK, Passes, Planner
 from autosparse.compute.proof import Proofs
 from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
 
 MODES = ("auto", "dense", "sparse")
 SPARSE = Passes(True, True, True)
+NOTHING: Mapping[str, str] = {}
 COUNTED = "dense compute with torch: the zeros are counted, not skipped"
 
 
@@ -40,12 +41,14 @@ class LayerPlan:
     dense_seconds: float | None
     seconds: float | None
     reason: str = ""  # why passes are dense
+    precision: str = FLOAT32  # of its activations in training, as far as known
 
     def __str__(self) -> str:
+        where = "" if self.precision == FLOAT32 else f" in {self.precision}"
         if not self.passes:
-            return f"dense: {self.reason}"
+            return f"dense{where}: {self.reason}"
         skipped = "all passes" if len(self.passes) == len(Passes._fields) else ", ".join(self.passes)
-        return f"skips zeros: {skipped}" + (f" ({self.reason})" if self.reason else "")
+        return f"skips zeros{where}: {skipped}" + (f" ({self.reason})" if self.reason else "")
 
 
 class Compute:
@@ -121,8 +124,9 @@ class Compute:
                     passes[layer.name] = self._choose(layer, density, rare, fusible)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
-            passes, shapes, planned = from_first_rank((passes, self._shapes, planned), layers[0].stored.device)
-            self._note_shapes(shapes, layers)
+            known = (passes, self._shapes, self._precisions, planned)
+            passes, shapes, precisions, planned = from_first_rank(known, layers[0].stored.device)
+            self._note_shapes(shapes, layers, precisions)
             if self.planner is not None and planned is not None:
                 self.planner.load_state_dict(planned)
         if self.planner is not None:
@@ -143,12 +147,19 @@ class Compute:
         """The largest inputs in training, where they are known."""
         return {name: record.input_shape for name, record in self._records.items() if record.input_shape is not None}
 
-    def _note_shapes(self, shapes: Mapping[str, Sequence[int]], layers: Sequence[Layer]) -> None:
+    @property
+    def _precisions(self) -> dict[str, str]:
+        """Of the layers that are not computed in float32."""
+        return {name: self._records[name].precision for name in self._shapes if self._records[name].precision != FLOAT32}
+
+    def _note_shapes(
+        self, shapes: Mapping[str, Sequence[int]], layers: Sequence[Layer], precisions: Mapping[str, str] = NOTHING
+    ) -> None:
         """Take in shapes from elsewhere. A layer of known shape is no longer watched: modules with hooks are not fused."""
         for layer in layers:
             record = self._records.get(layer.name)
             if record is not None and layer.name in shapes:
-                record.note_shape(torch.Size(shapes[layer.name]))
+                record.note_shape(torch.Size(shapes[layer.name]), precisions.get(layer.name, FLOAT32))
             if record is not None and record.input_shape is not None:
                 routing.unwatch(layer)
 
@@ -158,7 +169,7 @@ class Compute:
         entries = "active" if rare else part.gradient_entries
         mask_density = part.gradient_density(layer.weight()) if entries == "mask" else None
         try:
-            workload = routing.workload_of(layer, self._shapes[layer.name])
+            workload = routing.workload_of(layer, self._shapes[layer.name], self._records[layer.name].precision)
             if self._fuses() and not workload.linear and self.planner.considers(workload, density):
                 workload = replace(workload, fused=layer.places[0].module in fusible())
             return self.planner.decide(layer.name, workload, density, entries, mask_density)
@@ -170,7 +181,9 @@ class Compute:
         before = self._passes
         for layer in layers:
             if any(passes.get(layer.name, DENSE)):
-                self._records[layer.name] = routing.override(layer, passes[layer.name])
+                record = self._records.get(layer.name)
+                precision = record.precision if record is not None and self.mode == "auto" else None
+                self._records[layer.name] = routing.override(layer, passes[layer.name], precision)
             else:
                 routing.release(layer)
         changed = self._passes != before
@@ -210,6 +223,7 @@ class Compute:
             "first_plan_is_due": self.first_plan_is_due,
             # a step that is skipped before the first plan leaves no trace
             "shapes": {} if self.first_plan_is_due else {name: list(shape) for name, shape in self._shapes.items()},
+            "precisions": {} if self.first_plan_is_due else self._precisions,
             "passes": {name: list(passes) for name, passes in self._passes.items()},
             "planner": None if self.planner is None else self.planner.state_dict(),
             "fusing": self._proofs.state_dict(),
@@ -243,7 +257,7 @@ class Compute:
         self.planner.load_state_dict(state["planner"])
         self.planner.add_times(known)
         self.first_plan_is_due = due
-        self._note_shapes(state["shapes"], layers)
+        self._note_shapes(state["shapes"], layers, state.get("precisions", NOTHING))
         self._unfuse()
         if "fusing" in state:  # which older states do not have: then the next step is compared
             self._proofs.load_state_dict(state["fusing"])
@@ -259,7 +273,9 @@ class Compute:
             sparse = tuple(name for name, is_sparse in passes._asdict().items() if is_sparse)
             dense, now = (decision.dense_seconds, decision.seconds) if decision else (None, None)
             reason = self._reason(layer, density, passes)
-            plans.append(LayerPlan(layer.name, tuple(layer.shape), density, sparse, dense, now, reason))
+            record = self._records.get(layer.name)
+            precision = FLOAT32 if record is None else record.precision
+            plans.append(LayerPlan(layer.name, tuple(layer.shape), density, sparse, dense, now, reason, precision))
         return plans
 
     def _reason(self, layer: Layer, density: float, passes: Passes) -> str:
@@ -274,7 +290,9 @@ class Compute:
             return f"{COUNTED}{self._why_dense()}"
         count = sum(sum(passes) for passes in self._passes.values())
         served = len({*self._passes, *self._shapes})
-        where = f"of {served} layers skip the zeros ({kernels.instruction_set()} kernels)"
+        halves = sum(record.precision != FLOAT32 for record in self._records.values() if any(record.passes))
+        precision = f", {halves} of {len(self._passes)} layers in bfloat16" if halves else ""
+        where = f"of {served} layers skip the zeros ({kernels.instruction_set()} kernels{precision})"
         fused = 0 if self._fused is None else fused_forward.count_fused(self._fused)
         norms = f"; {fused} batch norms are fused with their convolutions" if fused else ""
         spent = "" if self.planner is None else f"; measuring took {self.planner.seconds_spent:.1f} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from autosparse.compute.formats import mark
 from autosparse.compute.fusion import Fused, fuse
 from autosparse.compute.overrides import FUSED
 from autosparse.compute.proof import Proofs, compare
+from autosparse.compute.routing import precision_now
 from autosparse.compute.tracing import Trace, Traces, any_global_hooks, is_container
 from autosparse.kernels.memory import is_eager_memory
 
@@ -61,7 +62,11 @@ class FusedForward:
     def _compare(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Fuse what gives torch's own results on this input; the rest runs layer by layer from now on."""
         while self._fused is not None and not self._is_proved:
-            verdict = compare(module, self._fused, arguments, keywords)
+            # in float32 whatever the step's own precision: bfloat16 would hide what differs behind its rounding
+            with torch.autocast("cpu", enabled=False):
+                verdict = compare(
+                    module, self._fused, _widened(arguments), dict(zip(keywords, _widened(keywords.values()), strict=True))
+                )
             if verdict is None:  # perhaps the next input can be compared
                 return
             if verdict.is_same:
@@ -88,12 +93,17 @@ class FusedForward:
 
 
 def _fuses_now() -> bool:
-    return not torch.is_autocast_enabled("cpu") and not any_global_hooks() and is_eager_memory()
+    return precision_now() is not None and not any_global_hooks() and is_eager_memory()
+
+
+def _widened(tensors: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(each.float() if each.dtype is torch.bfloat16 else each for each in tensors)
 
 
 def _are_images(arguments: tuple[Any, ...]) -> bool:
     tensors = all(isinstance(each, Tensor) and each.device.type == "cpu" and each.numel() for each in arguments)
-    return tensors and all(each.dtype is torch.float32 for each in arguments if each.dim() == 4)
+    allowed = (torch.float32, torch.bfloat16) if torch.is_autocast_enabled("cpu") else (torch.float32,)
+    return tensors and all(each.dtype in allowed for each in arguments if each.dim() == 4)
 
 
 def _forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:

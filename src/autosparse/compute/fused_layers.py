@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from autosparse.compute.overrides import SPARSE, override_of
 from autosparse.compute.plain_modules import is_norm_with_activation
 from autosparse.compute.planner import DENSE
-from autosparse.compute.routing import gradient_entries, pair
+from autosparse.compute.routing import gradient_entries, pair, precision_now
 from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
@@ -27,10 +27,15 @@ class Normalised(NamedTuple):
 
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
     """norm(conv(x)) in training, running statistics included."""
-    raw, folded, relu = x if isinstance(x, Normalised) else (x, None, False)
+    raw, folded, relu = x if isinstance(x, Normalised) else (_cast(x), None, False)
     raw, folded, statistics = autograd.conv_norm(raw, folded, relu, *_call(conv, norm, raw.shape))
     track(norm, statistics, raw)
     return Normalised(raw, folded)
+
+
+def _cast(x: Tensor) -> Tensor:
+    """As autocast does to the input of a convolution."""
+    return x.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else x
 
 
 def conv_norm_as_tensor(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
@@ -60,7 +65,7 @@ def joined(first: Normalised, second: Tensor | Normalised | float, in_place: boo
 
 def _broadcasts(first: Normalised, second: Tensor | Normalised) -> bool:
     other = second.raw if isinstance(second, Normalised) else second
-    return other.shape != first.raw.shape or other.dtype is not torch.float32
+    return other.shape != first.raw.shape or other.dtype is not first.raw.dtype
 
 
 def joined_conv_norm(
@@ -83,9 +88,10 @@ def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[Lay
     entries: str | Tensor = "all"
     passes = DENSE
     if record is not None and record.owner == SPARSE:
-        record.note_shape(shape)
+        precision = precision_now()
+        record.note_shape(shape, precision or record.precision)
         # before the weight: a mask is taken from what the weight is made of
-        entries, passes = gradient_entries(conv), record.passes
+        entries, passes = gradient_entries(conv), record.passes_in(precision)
     kind, mask = ("mask", entries) if isinstance(entries, Tensor) else (entries, None)
     shift = norm.running_mean
     if shift is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autosparse.compute.planner import DENSE, Passes
+from autosparse.compute.planner import DENSE, FLOAT32, Passes
 
 if TYPE_CHECKING:
     from autosparse.compute.fused_forward import FusedForward
@@ -27,15 +27,21 @@ class Override:
     forward: Callable[..., Any] | None = None
     passes: Passes = DENSE
     input_shape: torch.Size | None = None
-    under_autocast: bool = False  # it was called so in training, for which nothing is planned
+    precision: str = FLOAT32  # of these inputs
+    planned_precision: str | None = None  # that `passes` are for; None: for all
+    under_autocast: bool = False  # it was called so in training, in a type that no kernel takes
     fused: FusedForward | None = None
     # Of a convolution: "torch" as torch's own would be, "weight" as the weight lies, "any" where no user minds.
     result_format: str = "torch"
 
-    def note_shape(self, shape: torch.Size) -> None:
-        """Keep the largest: the last batch of an epoch may be a small one."""
-        if self.input_shape is None or shape.numel() > self.input_shape.numel():
-            self.input_shape = shape
+    def note_shape(self, shape: torch.Size, precision: str = FLOAT32) -> None:
+        """Keep the largest of one precision: the last batch of an epoch may be a small one."""
+        if self.input_shape is None or self.precision != precision or shape.numel() > self.input_shape.numel():
+            self.input_shape, self.precision = shape, precision
+
+    def passes_in(self, precision: str | None) -> Passes:
+        """The passes that run sparse in a call of this precision."""
+        return self.passes if self.planned_precision in (None, precision) else DENSE
 
 
 def override_of(module: nn.Module) -> Override | None:
@@ -80,6 +86,7 @@ def release(module: nn.Module, owner: str) -> None:
     if owner_of(module) == owner:
         del module.forward
     override.owner, override.forward, override.passes, override.fused = None, None, DENSE, None
+    override.planned_precision = None
     if override.input_shape is None:
         forget(module)
 

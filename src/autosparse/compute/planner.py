@@ -26,6 +26,10 @@ SAMPLED_DENSITIES = (0.3, 0.05)
 LEAST_WORK = 20_000_000
 
 
+# Of activations and their gradients; weights and their gradients are always float32.
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+
+
 class Passes(NamedTuple):
     """Which passes of a layer run on the sparse kernels."""
 
@@ -39,7 +43,8 @@ DENSE = Passes(False, False, False)
 
 @dataclass(frozen=True)
 class Workload:
-    """A layer at one input size; a linear layer is a convolution over one row of pixels, computed by another dense routine.
+    """A layer at one input size and precision; a linear layer is a convolution over one row of pixels with a dense routine of
+    its own.
 
     `fused`: the steps around it (batch norm, ReLU) are part of its sparse passes, and passes of their own around dense ones.
     """
@@ -48,6 +53,7 @@ class Workload:
     linear: bool
     threads: int
     fused: bool = False
+    precision: str = FLOAT32
 
     @property
     def weights(self) -> int:
@@ -240,7 +246,8 @@ def _samples(rows: Iterable[Sequence[Any]]) -> tuple[Sample, ...]:
 def _workload(fields: Mapping[str, Any]) -> Workload:
     conv = fields["conv"]
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list | tuple) else value for name, value in conv.items()}
-    return Workload(Convolution(**sizes), fields["linear"], fields["threads"], fields["fused"])
+    precision = fields.get("precision", FLOAT32)  # which older states do not have
+    return Workload(Convolution(**sizes), fields["linear"], fields["threads"], fields["fused"], precision)
 
 
 def _combinations(weight: bool) -> Iterable[Passes]:

@@ -17,7 +17,6 @@ from autosparse.layer import Layer
 
 NOT_MEASURED = "not measured yet"
 ATTENTION = "attention's own kernel computes it"
-AUTOCAST = "autocast: torch's reduced precision"
 COMPILED = "compiled"
 
 
@@ -32,7 +31,7 @@ def why_dense(layer: Layer, density: float, mode: str, planner: Planner | None, 
         return _no_input(record, waits)
     if density > MAX_SPARSE_DENSITY:
         return f"not yet sparse enough: kernels gain from {1 - MAX_SPARSE_DENSITY:.0%} zeros on"
-    work = routing.workload_of(layer, record.input_shape).work
+    work = routing.workload_of(layer, record.input_shape, record.precision).work
     if work < LEAST_WORK:
         return f"too small: {work / 1e6:.2g} million multiply-adds, kernels gain from {LEAST_WORK / 1e6:.0f} million on"
     return "dense measured faster" if planner is not None and layer.name in planner.decisions else NOT_MEASURED
@@ -77,10 +76,17 @@ def _odd_kind(layer: Layer) -> str:
 def _no_input(record: Override | None, waits: bool) -> str:
     """Why the shape of its inputs in training is not known."""
     if record is not None and record.under_autocast:
-        return AUTOCAST
+        return _autocast()
     if _has_compiled():
         return COMPILED
     return NOT_MEASURED if waits else "not called in training"
+
+
+def _autocast() -> str:
+    """The last call was under autocast in a type that no kernel takes."""
+    if not kernels.available(torch.bfloat16):
+        return f"autocast: no bfloat16 kernels for {kernels.instruction_set()}, they need AVX2 or AVX-512"
+    return "autocast: the kernels take bfloat16 alone"
 
 
 def _has_compiled() -> bool:

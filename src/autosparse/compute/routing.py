@@ -16,7 +16,7 @@ from autosparse.compute import overrides
 from autosparse.compute.formats import is_channels_last
 from autosparse.compute.overrides import SPARSE, Override
 from autosparse.compute.plain_modules import computes_as
-from autosparse.compute.planner import Passes, Workload
+from autosparse.compute.planner import BFLOAT16, FLOAT32, Passes, Workload
 from autosparse.kernels.geometry import Convolution
 from autosparse.layer import Layer
 from autosparse.parametrizations import SoftThreshold, SparseParametrization
@@ -60,22 +60,30 @@ def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     # A compiled model notes nothing: its modules may not change later, so it goes on as it was compiled.
     if override is None or torch.compiler.is_compiling() or not module.training:
         return
-    if _is_training_call(*inputs):
-        override.note_shape(inputs[0].shape)
-    elif torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
+    precision = precision_now()
+    if precision is not None and _is_training_call(*inputs):
+        override.note_shape(inputs[0].shape, precision)
+    elif precision is None and torch.is_grad_enabled():
         override.under_autocast = True
 
 
 def _is_training_call(x: Any = None, *_: Any) -> bool:
-    """Whether the planner plans for such a call. What is measured is float32: in reduced precision torch may be faster."""
-    return isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    return isinstance(x, Tensor) and torch.is_grad_enabled()
 
 
-def override(layer: Layer, passes: Passes) -> Override:
-    """Let these passes of a layer run on the kernels."""
+def precision_now() -> str | None:
+    """In which the kernels would compute; None under autocast in a type that they do not take."""
+    if not torch.is_autocast_enabled("cpu"):
+        return FLOAT32
+    is_taken = torch.get_autocast_dtype("cpu") is torch.bfloat16 and kernels.available(torch.bfloat16)
+    return BFLOAT16 if is_taken else None
+
+
+def override(layer: Layer, passes: Passes, precision: str | None = None) -> Override:
+    """Let these passes of a layer run on the kernels, in calls of one precision or in all."""
     module = layer.places[0].module
     record = overrides.take(module, SPARSE, _conv_forward if isinstance(module, nn.Conv2d) else _linear_forward)
-    record.passes = passes
+    record.passes, record.planned_precision = passes, precision
     part = layer.parametrization
     if isinstance(part, SoftThreshold) and part.threshold.numel() == 1 and part.rows == 1:
         for place in layer.places[1:]:
@@ -144,18 +152,20 @@ def _passes(module: nn.Module, x: Tensor) -> Passes | None:
     record = overrides.override_of(module)
     if record is None:  # the user kept our forward, and has put it back
         return None
-    if not torch.compiler.is_compiling() and _is_training_call(x):
-        record.note_shape(x.shape)
+    precision = precision_now()
+    if precision is not None and not torch.compiler.is_compiling() and _is_training_call(x):
+        record.note_shape(x.shape, precision)
     usable = x.device.type == "cpu" and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
-    return record.passes if usable and any(record.passes) else None
+    passes = record.passes_in(precision)
+    return passes if usable and any(passes) else None
 
 
-def workload_of(layer: Layer, shape: torch.Size) -> Workload:
+def workload_of(layer: Layer, shape: torch.Size, precision: str = FLOAT32) -> Workload:
     module, threads = layer.places[0].module, torch.get_num_threads()
     if isinstance(module, nn.Linear):
         # sequences differ in length from batch to batch: all of about the same size are one workload
         rows = 2 ** round(math.log2(max(1, shape[:-1].numel())))
-        return Workload(Convolution(1, shape[-1], (1, rows), layer.shape[0]), True, threads)
+        return Workload(Convolution(1, shape[-1], (1, rows), layer.shape[0]), True, threads, precision=precision)
     assert isinstance(module, nn.Conv2d)
     images = 1 if len(shape) == 3 else shape[0]
     padding = tuple(module._reversed_padding_repeated_twice[3::-2]) if isinstance(module.padding, str) else module.padding
@@ -163,7 +173,7 @@ def workload_of(layer: Layer, shape: torch.Size) -> Workload:
         images, layer.shape[1], (shape[-2], shape[-1]), layer.shape[0], (layer.shape[2], layer.shape[3]),
         pair(module.stride), pair(padding), pair(module.dilation),
     )  # fmt: skip
-    return Workload(conv, False, threads)
+    return Workload(conv, False, threads, precision=precision)
 
 
 def pair(value: Sequence[int] | str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from autosparse.compute.planner import Workload
+from autosparse.compute.planner import BFLOAT16, Workload
 from autosparse.kernels import dense, normalise, passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.geometry import Geometry
@@ -23,14 +23,15 @@ class LayerCalls:
     def __init__(self, workload: Workload) -> None:
         conv = workload.conv
         self.workload = workload
+        dtype = torch.bfloat16 if workload.precision == BFLOAT16 else torch.float32
         self.shape: tuple[int, ...] = (conv.out_channels, conv.in_channels)
         if workload.linear:
             pixels = conv.images * conv.in_size[0] * conv.in_size[1]
-            self.x, self.grad = torch.ones(pixels, conv.in_channels), torch.ones(pixels, conv.out_channels)
+            self.x, self.grad = (torch.ones(pixels, each, dtype=dtype) for each in (conv.in_channels, conv.out_channels))
             return
         self.shape = (*self.shape, *conv.kernel)
         shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
-        self.x, self.grad = (torch.ones(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
+        self.x, self.grad = (torch.ones(shape, dtype=dtype).contiguous(memory_format=torch.channels_last) for shape in shapes)
         self.geometry = Geometry(conv.stride, conv.padding, conv.dilation)
         if workload.fused:  # what the input is made of, and what the output's gradient is
             self.source = Source(self.x, torch.ones(3, conv.in_channels), relu=True)
@@ -38,38 +39,40 @@ class LayerCalls:
             self.shift = torch.zeros(conv.out_channels)
 
     def dense(self, weight: Tensor) -> Calls:
-        """By torch: "forward", "input" and "weight"."""
-        x, grad = self.x, self.grad
+        """By torch: "forward", "input" and "weight". Weights are cast as autocast casts them, gradients cast back."""
+        x, grad, dtype = self.x, self.grad, self.x.dtype
         if self.workload.linear:
+            cast = weight.to(dtype)
             return {
-                "forward": lambda: dense.linear(x, weight, None),
-                "input": lambda: dense.linear_input_gradient(grad, weight),
-                "weight": lambda: dense.linear_weight_gradient(grad, x),
+                "forward": lambda: dense.linear(x, weight.to(dtype), None),
+                "input": lambda: dense.linear_input_gradient(grad, cast),
+                "weight": lambda: dense.linear_weight_gradient(grad, x).float(),
             }
         weight = weight.contiguous(memory_format=torch.channels_last)
+        cast = weight.to(dtype)
         if self.workload.fused:
-            return self._dense_among_fused(weight)
+            return self._dense_among_fused(weight, cast)
         return {
-            "forward": lambda: dense.conv2d(x, weight, None, self.geometry),
-            "input": lambda: dense.conv2d_input_gradient(grad, x, weight, self.geometry),
-            "weight": lambda: dense.conv2d_weight_gradient(grad, x, weight, self.geometry),
+            "forward": lambda: dense.conv2d(x, weight.to(dtype), None, self.geometry),
+            "input": lambda: dense.conv2d_input_gradient(grad, x, cast, self.geometry),
+            "weight": lambda: dense.conv2d_weight_gradient(grad, x, cast, self.geometry).float(),
         }
 
-    def _dense_among_fused(self, weight: Tensor) -> Calls:
+    def _dense_among_fused(self, weight: Tensor, cast: Tensor) -> Calls:
         """With the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
 
         def forward() -> None:
-            raw = dense.conv2d(normalise.materialise(self.source), weight, None, self.geometry)
+            raw = dense.conv2d(normalise.materialise(self.source), weight.to(cast.dtype), None, self.geometry)
             normalise.statistics(raw, self.shift)
 
         def of_input() -> None:
             of_raw = normalise.materialise(self.of_raw)
-            found = dense.conv2d_input_gradient(of_raw, self.x, weight, self.geometry)
+            found = dense.conv2d_input_gradient(of_raw, self.x, cast, self.geometry)
             found = found.contiguous(memory_format=torch.channels_last)
             normalise.finish(found, Sink.of_gradient(self.source), torch.empty_like(self.x))
 
         def of_weight() -> None:  # the output's gradient is there already if the other pass is dense too
-            dense.conv2d_weight_gradient(self.grad, normalise.materialise(self.source), weight, self.geometry)
+            dense.conv2d_weight_gradient(self.grad, normalise.materialise(self.source), cast, self.geometry).float()
 
         return {"forward": forward, "input": of_input, "weight": of_weight}
 
