@@ -63,6 +63,8 @@ def _with_compiler(work: Path, sanitize: str) -> None:
     sets = {"portable": (), **(X86_FLAGS if platform.machine().lower() in ("x86_64", "amd64") else {})}
     flags = {"dispatch": (), **{f"{part}/{name}": sets[name] for part in PARTS for name in sets}}
     flags |= {f"training/{name}_bfloat16": sets[name] for name in sets if name != "portable"}
+    if "avx512" in sets:
+        flags["training/avx512_paired"] = (*sets["avx512"], "-mavx512bf16")
     objects = {name: str(work / f"{name.replace('/', '_')}.o") for name in flags}
     for name, target in objects.items():
         _run([compiler, *COMMON_FLAGS, *flags[name], *extra, f"-I{SOURCES}", "-c", f"{SOURCES / name}.cpp", "-o", target])

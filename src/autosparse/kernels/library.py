@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p
+from ctypes import POINTER, Structure, c_char_p, c_int32
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +16,11 @@ from autosparse.kernels.byte_table import ByteKernels, ByteTable
 from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 13
+INTERFACE_VERSION = 14
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
+# What the kernels for bfloat16 activations multiply in: "bfloat16" or "float32"; unset, what this processor is faster in.
+PAIRS_VARIABLE = "AUTOSPARSE_BFLOAT16"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # the best first
 # of the eight-bit kernels, with those that multiply bytes in one instruction first
@@ -54,6 +56,7 @@ class Kernels:
     max_vectors: int
     engine: Engine
     bfloat16: Any = None  # the same functions for tensors of activations in bfloat16; None if there are none
+    pairs: bool = False  # whether these multiply in bfloat16, two non-zeros at a time
 
     def table_of(self, dtype: torch.dtype) -> Any:
         """The functions that read and write tensors of this type; weights are float32 for all of them."""
@@ -97,14 +100,11 @@ def load() -> Loaded:
     library.autosparse_tables.restype = POINTER(Tables)
     library.autosparse_tables.argtypes = [c_char_p]
     library.autosparse_bfloat16_table.restype = POINTER(TrainingTable)
-    library.autosparse_bfloat16_table.argtypes = [c_char_p]
+    library.autosparse_bfloat16_table.argtypes = [c_char_p, c_int32]
     for name in (choice,) if choice else INSTRUCTION_SETS:
         tables = library.autosparse_tables(name.encode())
         if tables:
-            byte_table = _byte_kernels(library, BYTE_SETS[name])
-            return Loaded(
-                _kernels_of(name, tables.contents, byte_table, library.autosparse_bfloat16_table(name.encode())), None
-            )
+            return Loaded(_kernels_of(name, tables.contents, library), None)
     return Loaded(None, f"this processor cannot run the {choice} kernels; leave {VARIABLE} unset to choose by itself")
 
 
@@ -130,11 +130,17 @@ def byte_kernels(name: str) -> ByteKernels | None:
         return None
 
 
-def _kernels_of(name: str, tables: Any, byte_kernels: ByteKernels, bfloat16: Any) -> Kernels:
+def _kernels_of(name: str, tables: Any, library: Any) -> Kernels:
     training, inference = tables.training.contents, tables.inference.contents
+    byte_kernels = _byte_kernels(library, BYTE_SETS[name])
     engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, byte_kernels)
-    halves = bfloat16.contents if bfloat16 else None
-    return Kernels(name, training, training.lanes, training.max_vectors, engine, halves)
+    choice = os.environ.get(PAIRS_VARIABLE, "").strip().lower()
+    paired = None
+    if choice == "bfloat16" or (choice != "float32" and library.autosparse_prefers_pairs()):
+        paired = library.autosparse_bfloat16_table(name.encode(), 1)
+    halves = paired or library.autosparse_bfloat16_table(name.encode(), 0)
+    table = halves.contents if halves else None
+    return Kernels(name, training, training.lanes, training.max_vectors, engine, table, bool(paired))
 
 
 def kernels() -> Kernels:

@@ -9,7 +9,7 @@
 
 #if defined(__x86_64__)
 extern const TrainingTable kAvx512Training, kAvx2Training;
-extern const TrainingTable kAvx512Bfloat16Training, kAvx2Bfloat16Training;
+extern const TrainingTable kAvx512Bfloat16Training, kAvx512PairedTraining, kAvx2Bfloat16Training;
 extern const InferenceTable kAvx512Inference, kAvx2Inference;
 extern const ByteTable kAvx512VnniBytes, kAvx512Bytes, kAvx2VnniBytes, kAvx2Bytes;
 static const Tables kAvx512 = {&kAvx512Training, &kAvx512Inference};
@@ -69,9 +69,12 @@ extern "C" const ByteTable* autosparse_byte_table(const char* name) {
     return std::strcmp(name, "portable") == 0 ? &kPortableBytes : nullptr;
 }
 
-extern "C" const TrainingTable* autosparse_bfloat16_table(const char* name) {
+extern "C" const TrainingTable* autosparse_bfloat16_table(const char* name, int32_t pairs) {
 #if defined(__x86_64__)
     const Tables* tables = autosparse_tables(name);
+    if (pairs != 0) {
+        return tables == &kAvx512 && __builtin_cpu_supports("avx512bf16") ? &kAvx512PairedTraining : nullptr;
+    }
     if (tables == &kAvx512) {
         return &kAvx512Bfloat16Training;
     }
@@ -79,7 +82,15 @@ extern "C" const TrainingTable* autosparse_bfloat16_table(const char* name) {
         return &kAvx2Bfloat16Training;
     }
 #else
-    (void)name;
+    (void)name, (void)pairs;
 #endif
     return nullptr;
+}
+
+extern "C" int32_t autosparse_prefers_pairs() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
 }

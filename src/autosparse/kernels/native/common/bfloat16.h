@@ -12,7 +12,7 @@ struct Bfloat16 {
 template <class Base>
 struct Widened : Base {
     using Element = Bfloat16;
-    using Arithmetic = Base;
+    using Multiplier = Base;
     using Vec = typename Base::Vec;
 
     using Base::load_first;

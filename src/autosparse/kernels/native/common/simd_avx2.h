@@ -8,7 +8,9 @@
 
 struct Avx2 {
     using Element = float;     // of tensors
-    using Arithmetic = Avx2;  // what multiplies packed tiles, which are float whatever the tensors are
+    using Cell = float;       // of packed tiles
+    using Float = Avx2;       // the same instructions for tensors in float
+    using Multiplier = Avx2;  // what multiplies packed tiles
     using Vec = __m256;
     static constexpr int lanes = 8;
 

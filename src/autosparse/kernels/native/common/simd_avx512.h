@@ -7,7 +7,9 @@
 
 struct Avx512 {
     using Element = float;       // of tensors
-    using Arithmetic = Avx512;  // what multiplies packed tiles, which are float whatever the tensors are
+    using Cell = float;         // of packed tiles
+    using Float = Avx512;       // the same instructions for tensors in float
+    using Multiplier = Avx512;  // what multiplies packed tiles
     using Vec = __m512;
     static constexpr int lanes = 16;
 

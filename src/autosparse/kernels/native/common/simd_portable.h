@@ -7,7 +7,9 @@
 struct Portable {
     typedef float Vec __attribute__((vector_size(16)));
     using Element = float;
-    using Arithmetic = Portable;
+    using Cell = float;
+    using Float = Portable;
+    using Multiplier = Portable;
     static constexpr int lanes = 4;
 
     static Vec zero() { return Vec{}; }

@@ -20,6 +20,15 @@ static inline int64_t largest_part(const Pass& pass, int64_t parts, int64_t lane
     return divide_up(divide_up(pass.out_channels, lanes), parts) * lanes;
 }
 
+// Floats that so many cells of a packed tile take; whole vectors.
+template <class Simd>
+constexpr int64_t tile_words(int64_t cells) {
+    return round_up(divide_up(cells * static_cast<int64_t>(sizeof(typename Simd::Cell)), sizeof(float)), 16);
+}
+
+template <class Simd>
+using RowsOf = Rows<typename Simd::Multiplier>;
+
 // Scratch of one thread: the packed tile, sums that wait for the next block of input channels, sums ready to be written.
 template <class Simd>
 struct GatherScratch {
@@ -28,7 +37,7 @@ struct GatherScratch {
     GatherScratch(const Pass& pass, int64_t row_parts) {
         const int64_t pixels = pass.tile_rows * pass.tile_cols * Simd::lanes;
         const bool one_block = pass.block_channels >= pass.in_channels;
-        tile = pass.block_channels * channel_stride(pass, Simd::lanes);
+        tile = tile_words<Simd>(pass.block_channels * channel_stride(pass, Simd::lanes));
         waiting = one_block ? 0 : largest_part(pass, row_parts, Simd::lanes) * pixels;
         ready = Simd::lanes * pixels;
     }
@@ -44,20 +53,20 @@ int64_t gather_scratch(const Pass* pass, int64_t row_parts) {
 // last one given to the sink.
 template <class Simd, class To>
 void gather_block(const Pass& pass, const TilePlace<Simd>& place, const Lanes<Simd>& lanes, int64_t block, int64_t begin,
-                  int64_t end, const float* bias, const int32_t* row_start, const Entry* entries, const float* tile,
+                  int64_t end, const float* bias, const RowsOf<Simd>& rows, const typename Simd::Cell* tile,
                   float* waiting, float* ready, const To& to, double* sums) {
     const int64_t row_pitch = pass.in_row_step * pass.slots_per_row * Simd::lanes;
     const int64_t pixels = place.rows * place.cols * Simd::lanes;
-    const auto multiply = TileKernels<typename Simd::Arithmetic>::multiply(place.rows, place.cols);
-    const int32_t* starts = row_start + block * pass.out_channels;
+    const auto multiply = TileKernels<typename Simd::Multiplier>::multiply(place.rows, place.cols);
+    const auto* starts = rows.start + block * pass.out_channels;
     const float* earlier = block > 0 ? waiting : nullptr;
     if ((block + 1) * pass.block_channels < pass.in_channels) {
-        multiply(end - begin, starts + begin, entries, tile, row_pitch, earlier, bias ? bias + begin : nullptr, waiting);
+        multiply(end - begin, starts + begin, rows.entries, tile, row_pitch, earlier, bias ? bias + begin : nullptr, waiting);
         return;
     }
     for (int64_t row = begin; row < end; row += Simd::lanes) {
         const int64_t count = smaller(Simd::lanes, end - row);
-        multiply(count, starts + row, entries, tile, row_pitch, earlier ? earlier + (row - begin) * pixels : nullptr,
+        multiply(count, starts + row, rows.entries, tile, row_pitch, earlier ? earlier + (row - begin) * pixels : nullptr,
                  bias ? bias + row : nullptr, ready);
         unpack(lanes, place.rows, place.cols, ready, row, static_cast<int>(count), to, sums);
     }
@@ -66,14 +75,14 @@ void gather_block(const Pass& pass, const TilePlace<Simd>& place, const Lanes<Si
 // One tile, output channels [begin, end).
 template <class Simd, class From, class To>
 void gather_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const From& from,
-                 const float* bias, const int32_t* row_start, const Entry* entries, float* tile, float* waiting,
+                 const float* bias, const RowsOf<Simd>& rows, typename Simd::Cell* tile, float* waiting,
                  float* ready, const To& to, double* sums) {
     const Lanes<Simd> read = input_lanes(pass, place), written = output_lanes(pass, place);
     const Window window = input_window(pass, place.rows, place.cols);
     for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
         const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
         pack(read, window, from, channel, next, channel_stride(pass, Simd::lanes), tile);
-        gather_block(pass, place, written, channel / pass.block_channels, begin, end, bias, row_start, entries, tile,
+        gather_block(pass, place, written, channel / pass.block_channels, begin, end, bias, rows, tile,
                      waiting, ready, to, sums);
     }
 }
@@ -85,10 +94,12 @@ void gather_tiles(const Pass& pass, const From& from, const float* bias, const i
     const GatherScratch<Simd> sizes(pass, row_parts);
     const int64_t tiles = count_tiles(pass, Simd::lanes);
     const int64_t sums_per_slice = kSums * round_up(pass.out_channels, Simd::lanes);
+    const RowsOf<Simd> rows(divide_up(pass.in_channels, pass.block_channels) * pass.out_channels, row_start, entries, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
-        float* tile = scratch + omp_get_thread_num() * sizes.total();
-        float* waiting = tile + sizes.tile;
+        float* own = scratch + omp_get_thread_num() * sizes.total();
+        auto* tile = reinterpret_cast<typename Simd::Cell*>(own);
+        float* waiting = own + sizes.tile;
         float* ready = waiting + sizes.waiting;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < slices * row_parts; ++item) {
@@ -97,7 +108,7 @@ void gather_tiles(const Pass& pass, const From& from, const float* bias, const i
             const int64_t end = part_begin(pass, row_parts, part + 1, Simd::lanes);
             double* sums = slice_sums == nullptr ? nullptr : slice_sums + slice * sums_per_slice;
             for (int64_t each = share_begin(tiles, slices, slice); each < share_begin(tiles, slices, slice + 1); ++each) {
-                gather_tile<Simd>(pass, place_tile<Simd>(pass, each), begin, end, from, bias, row_start, entries, tile,
+                gather_tile<Simd>(pass, place_tile<Simd>(pass, each), begin, end, from, bias, rows, tile,
                                   waiting, ready, to, sums);
             }
         }

@@ -19,8 +19,8 @@ struct JointScratch {
 
     JointScratch(const Pass& forward, const Pass& backward) {
         const int64_t pixels = forward.tile_cols * Simd::lanes;
-        grad = forward.out_channels * pixels;
-        input = forward.block_channels * pixels;
+        grad = tile_words<Simd>(forward.out_channels * pixels);
+        input = tile_words<Simd>(forward.block_channels * pixels);
         waiting = backward.block_channels >= backward.in_channels ? 0 : round_up(backward.out_channels, Simd::lanes) * pixels;
         ready = Simd::lanes * pixels;
     }
@@ -34,11 +34,12 @@ int64_t joint_gradient_scratch(const Pass* forward, const Pass* backward) {
 
 template <class Simd, class Input, class Grad, class To>
 void joint_gradient_tile(const Pass& forward, const Pass& backward, int64_t tile, const Input& input, const Grad& grad,
-                         const int32_t* row_start, const Entry* entries, const int32_t* transposed_start,
-                         const Entry* transposed, float* scratch, const To& to, double* sink_sums, float* sums) {
+                         const int32_t* row_start, const Entry* entries, const RowsOf<Simd>& transposed,
+                         float* scratch, const To& to, double* sink_sums, float* sums) {
     const JointScratch<Simd> sizes(forward, backward);
-    float *grad_tile = scratch, *input_tile = grad_tile + sizes.grad;
-    float *waiting = input_tile + sizes.input, *ready = waiting + sizes.waiting;
+    auto* grad_tile = reinterpret_cast<typename Simd::Cell*>(scratch);
+    auto* input_tile = reinterpret_cast<typename Simd::Cell*>(scratch + sizes.grad);
+    float *waiting = scratch + sizes.grad + sizes.input, *ready = waiting + sizes.waiting;
     TilePlace<Simd> place = place_tile<Simd>(forward, tile);
     place.cols = forward.tile_cols;  // the last tile too: what lies outside is packed as zero and not written
     const int64_t stride = place.cols * Simd::lanes;
@@ -47,9 +48,9 @@ void joint_gradient_tile(const Pass& forward, const Pass& backward, int64_t tile
     pack(outputs, window, grad, 0, forward.out_channels, stride, grad_tile);
     for (int64_t channel = 0; channel < backward.in_channels; channel += backward.block_channels) {
         gather_block(backward, place, inputs, channel / backward.block_channels, 0, backward.out_channels, nullptr,
-                     transposed_start, transposed, grad_tile + channel * stride, waiting, ready, to, sink_sums);
+                     transposed, grad_tile + channel * stride, waiting, ready, to, sink_sums);
     }
-    const auto multiply = TileKernels<typename Simd::Arithmetic>::gradients(1, place.cols);
+    const auto multiply = TileKernels<typename Simd::Multiplier>::gradients(1, place.cols);
     for (int64_t channel = 0; channel < forward.in_channels; channel += forward.block_channels) {
         const int64_t next = smaller(channel + forward.block_channels, forward.in_channels);
         pack(inputs, window, input, channel, next, stride, input_tile);
@@ -67,6 +68,8 @@ void joint_gradient(const Pass* given, const Pass* given_backward, const Source*
     const int64_t count = row_start[divide_up(forward.in_channels, forward.block_channels) * forward.out_channels];
     const int64_t sums_per_slice = kSums * round_up(backward.out_channels, Simd::lanes);
     const auto grad = gradient_source<Simd>(*grad_output);
+    const int64_t row_count = divide_up(backward.in_channels, backward.block_channels) * backward.out_channels;
+    const RowsOf<Simd> rows(row_count, transposed_start, transposed, threads);
     const auto run = [&](const auto& from, const auto& to, double* slice_sums) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(threads))
         for (int64_t slice = 0; slice < slices; ++slice) {
@@ -75,7 +78,7 @@ void joint_gradient(const Pass* given, const Pass* given_backward, const Source*
             double* of_sink = slice_sums == nullptr ? nullptr : slice_sums + slice * sums_per_slice;
             float* own = scratch + omp_get_thread_num() * scratch_size;
             for (int64_t tile = share_begin(tiles, slices, slice); tile < share_begin(tiles, slices, slice + 1); ++tile) {
-                joint_gradient_tile<Simd>(forward, backward, tile, from, grad, row_start, entries, transposed_start, transposed,
+                joint_gradient_tile<Simd>(forward, backward, tile, from, grad, row_start, entries, rows,
                                           own, to, of_sink, mine);
             }
         }

@@ -16,7 +16,7 @@
 // Passes read and write tensors as Simd has them; weights, and what belongs to channels, are float in every table.
 template <class Simd>
 constexpr TrainingTable make_training_table() {
-    using Float = typename Simd::Arithmetic;
+    using Float = typename Simd::Float;
     return {Simd::lanes,
             kMaxVectors,
             gather_scratch<Simd>,

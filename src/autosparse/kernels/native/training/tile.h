@@ -149,7 +149,7 @@ static inline int64_t channel_stride(const Pass& pass, int64_t lanes) {
 // Puts channels [begin, end) of the window's pixels, as the source gives them, into a tile; zero for pixels outside.
 template <class Simd, class From>
 void pack(const Lanes<Simd>& lanes, const Window& window, const From& from, int64_t begin, int64_t end, int64_t stride,
-          float* tile) {
+          typename Simd::Cell* tile) {
     constexpr int width = Simd::lanes;
     const int64_t slots_per_remainder = window.slots_per_row / window.col_step;
     const bool all_inside = lanes.all_inside(window.rows, window.cols);
@@ -170,7 +170,7 @@ void pack(const Lanes<Simd>& lanes, const Window& window, const From& from, int6
             }
             const uint32_t inside = all_inside ? Lanes<Simd>::kAllLanes : rows_inside & lanes.cols_inside(j);
             const int64_t pixel = i * lanes.row_pitch + j * lanes.col_pitch;
-            float* to = tile + slot * width;
+            typename Simd::Cell* to = tile + slot * width;
             for (int64_t channel = begin; channel < end; channel += width, to += width * stride) {
                 const int count = static_cast<int>(smaller(width, end - channel));
                 typename Simd::Vec rows[width];

@@ -1,6 +1,7 @@
 // The innermost loops, one instance for every tile size so that a tile's sums stay in registers.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "common/arithmetic.h"
@@ -101,12 +102,28 @@ void multiply_gradients(int64_t rows, const int32_t* row_start, const Entry* ent
     }
 }
 
+// Both loops for one tile size, and the weights as they take them.
+template <class Simd, int kRows, int kCols>
+struct TileLoops {
+    static constexpr auto multiply = &multiply_rows<Simd, kRows, kCols>;
+    static constexpr auto gradients = &multiply_gradients<Simd, kRows, kCols>;
+};
+
+// The compressed rows of a gather pass as its inner loop takes them: as they are.
+template <class Simd>
+struct Rows {
+    const int32_t* start;
+    const Entry* entries;
+
+    Rows(int64_t, const int32_t* row_start, const Entry* entries, int64_t) : start(row_start), entries(entries) {}
+};
+
 // The instances by tile size.
 template <class Simd>
 class TileKernels {
 public:
-    using Multiply = decltype(&multiply_rows<Simd, 1, 1>);
-    using Gradients = decltype(&multiply_gradients<Simd, 1, 1>);
+    using Multiply = std::decay_t<decltype(TileLoops<Simd, 1, 1>::multiply)>;
+    using Gradients = std::decay_t<decltype(TileLoops<Simd, 1, 1>::gradients)>;
 
     static Multiply multiply(int64_t rows, int64_t cols) { return kTable.multiply[index(rows, cols)]; }
     static Gradients gradients(int64_t rows, int64_t cols) { return kTable.gradients[index(rows, cols)]; }
@@ -125,7 +142,7 @@ private:
     static constexpr Multiply multiply_at() {
         constexpr int rows = kIndex / kMaxVectors + 1, cols = kIndex % kMaxVectors + 1;
         if constexpr (rows * cols <= kMaxVectors) {
-            return &multiply_rows<Simd, rows, cols>;
+            return TileLoops<Simd, rows, cols>::multiply;
         } else {
             return nullptr;
         }
@@ -135,7 +152,7 @@ private:
     static constexpr Gradients gradients_at() {
         constexpr int rows = kIndex / kMaxVectors + 1, cols = kIndex % kMaxVectors + 1;
         if constexpr (rows * cols <= kMaxVectors) {
-            return &multiply_gradients<Simd, rows, cols>;
+            return TileLoops<Simd, rows, cols>::gradients;
         } else {
             return nullptr;
         }

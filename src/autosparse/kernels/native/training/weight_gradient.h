@@ -18,8 +18,8 @@ struct WeightGradientScratch {
     int64_t tile, grad;
 
     WeightGradientScratch(const Pass& pass, int64_t row_parts) {
-        tile = pass.block_channels * channel_stride(pass, Simd::lanes);
-        grad = largest_part(pass, row_parts, Simd::lanes) * pass.tile_rows * pass.tile_cols * Simd::lanes;
+        tile = tile_words<Simd>(pass.block_channels * channel_stride(pass, Simd::lanes));
+        grad = tile_words<Simd>(largest_part(pass, row_parts, Simd::lanes) * pass.tile_rows * pass.tile_cols * Simd::lanes);
     }
     int64_t total() const { return tile + grad; }
 };
@@ -32,15 +32,15 @@ int64_t weight_gradient_scratch(const Pass* pass, int64_t row_parts) {
 // One tile's share for output channels [begin, end), added to `sums`.
 template <class Simd, class Input, class Grad>
 void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_t begin, int64_t end, const Input& input,
-                          const Grad& grad_output, const int32_t* row_start, const Entry* entries, float* tile,
-                          float* grad_tile, float* sums) {
+                          const Grad& grad_output, const int32_t* row_start, const Entry* entries,
+                          typename Simd::Cell* tile, typename Simd::Cell* grad_tile, float* sums) {
     const int64_t stride = channel_stride(pass, Simd::lanes);
     const int64_t row_pitch = pass.in_row_step * pass.slots_per_row * Simd::lanes;
     const int64_t pixels = place.rows * place.cols * Simd::lanes;
     const Lanes<Simd> from = input_lanes(pass, place);
     const Window window = input_window(pass, place.rows, place.cols);
     const Window output_window = {place.rows, place.cols, place.cols, 1, nullptr, nullptr};
-    const auto multiply = TileKernels<typename Simd::Arithmetic>::gradients(place.rows, place.cols);
+    const auto multiply = TileKernels<typename Simd::Multiplier>::gradients(place.rows, place.cols);
     pack(output_lanes(pass, place), output_window, grad_output, begin, end, pixels, grad_tile);
     for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
         const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
@@ -59,8 +59,9 @@ void weight_gradient_tiles(const Pass& pass, const Input& input, const Grad& gra
     const int64_t count = row_start[divide_up(pass.in_channels, pass.block_channels) * pass.out_channels];
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
-        float* tile = scratch + omp_get_thread_num() * sizes.total();
-        float* grad_tile = tile + sizes.tile;
+        float* own = scratch + omp_get_thread_num() * sizes.total();
+        auto* tile = reinterpret_cast<typename Simd::Cell*>(own);
+        auto* grad_tile = reinterpret_cast<typename Simd::Cell*>(own + sizes.tile);
 #pragma omp for schedule(static)
         for (int64_t slice = 0; slice < slices; ++slice) {
             std::memset(sums + slice * count, 0, count * sizeof(float));
