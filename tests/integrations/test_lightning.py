@@ -22,7 +22,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 import autosparse
-from autosparse import STR, RigL
+from autosparse import STR, RigL, kernels
 
 from .lightning_parts import BATCHES, EPOCHS, ManualNet, Net, SparseTraining, data, fit, loader, trainer
 from .lightning_resume import CASES, METHODS, ValidatedNet, run
@@ -447,6 +447,8 @@ def test_auto_tuning_reads_the_mean_that_the_module_logs() -> None:
 def test_bf16_mixed_keeps_thresholds_exact_and_bf16_true_is_refused() -> None:
     sparse, module = SparseTraining(TARGET), Net()
     fit(sparse, module, precision="bf16-mixed")
+    planned = {plan.precision for plan in sparse.sparsifier.layer_plans()}
+    assert planned == {"bfloat16" if kernels.available(torch.bfloat16) else "float32"}
     assert all(each.dtype == torch.float32 for each in sparse.sparsifier.thresholds())
     assert sparse.sparsifier.sparsity() == pytest.approx(0.7, abs=0.005)
     with pytest.raises(ValueError, match=r"bf16-true.*use 'bf16-mixed'"):

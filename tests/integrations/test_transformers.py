@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 from transformers import BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback
 
 import autosparse
-from autosparse import DST, STR, AutoSparse
+from autosparse import DST, STR, AutoSparse, kernels
 from autosparse.integrations.transformers import STATE_FILE, sparsify_trainer
 
 from ..states import differences
@@ -167,7 +167,11 @@ def test_a_penalty_counts_once_a_step(tmp_path: Path) -> None:
 def test_bf16(cast: bool, tmp_path: Path) -> None:
     model = bert().bfloat16() if cast else bert()
     trainer, sp = make(tmp_path, TARGET, model=model, bf16=not cast, max_grad_norm=1.0)
+    on_kernels = not cast and kernels.available(torch.bfloat16)
+    if on_kernels:
+        sp.compute("sparse")
     trainer.train()
+    assert any(plan.precision == "bfloat16" and plan.passes for plan in sp.layer_plans()) == on_kernels
     assert trainer.accelerator.mixed_precision == ("no" if cast else "bf16")
     assert {each.dtype for each in sp.thresholds()} == {torch.float32}
     assert sp.layers[0].stored.dtype == (torch.bfloat16 if cast else torch.float32)
