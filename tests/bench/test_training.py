@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autosparse.bench.tasks import make_task, new_model, own_loss, plain_loss
-from autosparse.bench.training import Settings, Start, compare, make_side
+from autosparse.bench.training import BFLOAT16, DENSE, IN_FLOAT32, Settings, Start, compare, make_side
 from autosparse.recipes.loading import dump_recipe, load_recipe
 
 PLAIN = Settings(
@@ -62,6 +62,17 @@ def test_every_round_times_a_whole_cycle(monkeypatch: pytest.MonkeyPatch) -> Non
     rows, sides = compare(task, replace(PLAIN, dense_grad_every=3, alpha=0.5), [Start(0.5, "dense")], rounds=2)
     assert sides[rows[1].side].sp.step == 3 + 2 * 3  # type: ignore[union-attr]
     assert [len(row.seconds) for row in rows] == [2, 2]
+
+
+def test_bfloat16_beside_dense_torch_in_both_precisions() -> None:
+    task = make_task("small_conv", 2, 64, None)
+    rows, sides = compare(task, replace(PLAIN, precision=BFLOAT16), [Start(0.9, "dense")], rounds=1)
+    assert [row.side for row in rows] == [DENSE, IN_FLOAT32, "AutoSparse from 90 %, dense compute"]
+    assert rows[0].faster_median == 1.0
+    sp = sides[rows[2].side].sp
+    assert sp is not None
+    assert sp.layers[0].stored.grad is not None
+    assert sp.layers[0].stored.grad.dtype is torch.float32
 
 
 def test_both_losses_of_a_translation_are_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
