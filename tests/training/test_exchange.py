@@ -23,14 +23,17 @@ def _group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_group")
-@pytest.mark.parametrize(("name", "expected"), [("rigl", True), ("autosparse", True), ("dst", False)])
-def test_gradients_of_pruned_weights_do_not_travel(name: str, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [("rigl", "fp32", [None]), ("autosparse", "bf16", [torch.bfloat16]), ("dst", "fp32", [])],
+)
+def test_gradients_of_pruned_weights_do_not_travel(name: str, precision: str, expected: list[torch.dtype | None]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     sp = autosparse.sparsify(model, autosparse.method(name), epochs=1, steps_per_epoch=200)
     runner = DistributedDataParallel(model)
-    exchange_little(runner, sp, torch.device("cpu"))
-    assert bool(runner._comm_hooks) == expected
+    exchange_little(runner, sp, torch.device("cpu"), precision)
+    assert [exchange.dtype for _, exchange in runner._comm_hooks] == expected
 
 
 def test_one_process_and_dense_runs_are_left_alone() -> None:
-    exchange_little(nn.Linear(2, 2), None, torch.device("cpu"))
+    exchange_little(nn.Linear(2, 2), None, torch.device("cpu"), "fp32")

@@ -3,6 +3,7 @@
 # The shape of one sample: an image, or the ids of a sentence's tokens.
 INPUT_SHAPES: dict[str, tuple[int, ...]] = {
     "mobilenet_v1": (3, 224, 224),
+    "resnet18_cifar": (3, 32, 32),
     "resnet20": (3, 32, 32),
     "resnet32": (3, 32, 32),
     "resnet50": (3, 224, 224),

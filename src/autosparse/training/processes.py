@@ -117,12 +117,12 @@ def spread(model: nn.Module, strategy: str, processes: Processes, device: torch.
     return model
 
 
-def exchange_little(runner: nn.Module, sp: Sparsifier | None, device: torch.device) -> None:
+def exchange_little(runner: nn.Module, sp: Sparsifier | None, device: torch.device, precision: str) -> None:
     """Let replicas exchange only the gradients of weights that receive one; elsewhere packing would wait for the host."""
     if sp is None or device.type != "cpu" or has_penalty(sp.method):
         return
     if isinstance(runner, nn.parallel.DistributedDataParallel):
-        sp.communication_hook(runner)
+        sp.communication_hook(runner, torch.bfloat16 if precision == "bf16" else None)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

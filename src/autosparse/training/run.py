@@ -183,7 +183,7 @@ class _Runner:
             sp.compute(settings.compute)
             sp.announces_speed = False  # the summary says it
         runner = spread(model, settings.strategy, processes, device)
-        exchange_little(runner, sp, device)
+        exchange_little(runner, sp, device, settings.exchange)
         if settings.compile:
             runner = torch.compile(runner)  # type: ignore[assignment]
         optimizer = build.build_optimizer(recipe, model, sp, data.train.steps, build.stage_epochs(recipe, method))
