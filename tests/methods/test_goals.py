@@ -11,7 +11,11 @@ from torch import nn
 import autosparse
 from autosparse import STR, AutoSparse, AutoTune
 from autosparse.cost.size import bytes_of
+from autosparse.methods.families.base import layer_parts
 from autosparse.methods.loss_budget import AIM, GAIN, MOST, LossController
+from autosparse.methods.target import TargetController
+from autosparse.methods.target_steering import steer
+from autosparse.parametrizations import SoftThreshold
 
 EPOCHS, STEPS = 8, 10
 
@@ -89,9 +93,20 @@ def test_dense_layers_count_and_macs_may_come_with_the_first_step(method):
     assert sp.cost.test_fraction == pytest.approx(0.3, abs=0.005)
 
 
-def test_multiply_adds_are_no_count_of_zeros():
-    sp, _ = trained(ConvNet(), AutoSparse(target_flops=0.2))
-    assert abs(1 - sp.sparsity() - 0.2) > 0.02, "layers of many multiply-adds per weight count more"
+def test_the_order_statistic_is_weighted():
+    model = mlp()
+    with torch.no_grad():
+        model[1].weight.mul_(3)  # keeps more than the others
+    sp = autosparse.sparsify(model, AutoSparse(threshold="shared"), epochs=1, steps_per_epoch=10)
+    layers, units = layer_parts(sp, SoftThreshold), [20.0, 1.0, 1.0]
+    steps = TargetController(0.6, 0.1, 10)
+    steps.start(0.3)
+    steer(layers, steps, 5, 0.0, sp.generator, units)
+    kept = sum(unit * int(layer.count_active()) for unit, (layer, _) in zip(units, layers, strict=True))
+    assert kept / sum(unit * layer.numel for unit, (layer, _) in zip(units, layers, strict=True)) == pytest.approx(
+        0.4, abs=0.005
+    )
+    assert 1 - sp.sparsity() < 0.35, "by number fewer are left"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

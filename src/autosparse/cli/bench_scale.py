@@ -23,9 +23,7 @@ def run(
     dense_ms: float = typer.Option(..., min=1e-6, help="Milliseconds of a dense step."),
     sparse_ms: float = typer.Option(..., min=1e-6, help="Milliseconds of a sparse step with alpha = 0."),
     annealed_ms: float | None = typer.Option(None, min=1e-6, help="Of a sparse step with alpha above 0: all gradients travel."),
-    annealed_share: float = typer.Option(
-        0.7, min=0, max=1, help="Part of the run with such steps, if their time is given."
-    ),
+    annealed_share: float = typer.Option(0.7, min=0, max=1, help="Part of the run with such steps, if their time is given."),
     machines: str = typer.Option("8,64,512", help="Numbers of machines."),
     gigabits: str = typer.Option("1,10,100", help="Gbit/s between machines."),
     overlap: float = typer.Option(0.0, min=0, max=1, help="Part of the backward pass during which gradients are sent."),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autosparse.common.tensors import whole
+from autosparse.common.tensors import is_sharded, whole
 from autosparse.cost import size
 from autosparse.methods.families.base import Run, require
 from autosparse.methods.target import MISS
@@ -185,7 +185,8 @@ class SizeGoal(SparsityGoal):
         for name, tensor in sp.model.state_dict().items():
             if name in sparse or name in tied or ".parametrizations." in f".{name}":
                 continue
-            place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() and not tensor.is_meta else name
+            has_place = tensor.numel() and not tensor.is_meta and not is_sharded(tensor)
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if has_place else name
             if place in places:
                 tied.append(name)
             else:

@@ -69,10 +69,10 @@ class WideCifarResNet(nn.Module):
         self.conv1 = conv(whole("in_channels", in_channels), widths[0], 3)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)
-        inputs = [widths[0], *widths]
-        for stage in range(4):
-            first = ProjectedBlock(inputs[stage], widths[stage], stride=1 if stage == 0 else 2)
-            self.add_module(f"layer{stage + 1}", nn.Sequential(first, ProjectedBlock(widths[stage], widths[stage], 1)))
+        self.layer1 = _projected_stage(widths[0], widths[0], stride=1)
+        self.layer2 = _projected_stage(widths[0], widths[1], stride=2)
+        self.layer3 = _projected_stage(widths[1], widths[2], stride=2)
+        self.layer4 = _projected_stage(widths[2], widths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(widths[-1], whole("classes", classes))
         kaiming_fan_out(self)
@@ -104,6 +104,10 @@ class CifarResNet(nn.Module):
         features = self.layer3(self.layer2(self.layer1(features)))
         logits: Tensor = self.fc(self.avgpool(features).flatten(1))
         return logits
+
+
+def _projected_stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(ProjectedBlock(inputs, outputs, stride), ProjectedBlock(outputs, outputs, 1))
 
 
 def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:

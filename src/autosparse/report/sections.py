@@ -11,7 +11,7 @@ import yaml
 
 from autosparse.common.words import duration, gain_words
 from autosparse.report.comparison import Compared, compare_runs
-from autosparse.report.runs import DENSE, Run, number
+from autosparse.report.runs import DENSE, Run, block, number
 
 STATUS_WORDS = {"running": "still running", "stopped": "stopped", "failed": "failed", "done": "done"}
 DASH = "&ndash;"
@@ -156,8 +156,9 @@ def events(run: Run) -> str:
         parts.append("<p>The guard had nothing to do: no layer came near its density floor.</p>")
     if steered:
         _, goal, reached, factor = steered[-1]
+        what = "of the multiply-adds gone" if block(run.recipe, "method").get("target_flops") is not None else "zeros"
         parts.append(
-            f"<p>The target's controller acted {len(steered):,} times. In the end its goal was {100 * goal:.3f} % zeros, "
+            f"<p>The target's controller acted {len(steered):,} times. In the end its goal was {100 * goal:.3f} % {what}, "
             f"{100 * reached:.3f} % were reached, and its last factor was {factor:.4g}.</p>"
         )
     if notes:
