@@ -219,8 +219,9 @@ def same_figures(left: Any, right: Any, name: str = "") -> bool:
 
 
 def untimed(figures: dict[str, Any]) -> dict[str, Any]:
-    """Without seconds, and without the sentence that says how long the planner measured."""
-    return {name: value for name, value in figures.items() if name not in ("seconds", "compute")}
+    """Without times, and without the sentence that says how long the planner measured."""
+    times = ("seconds", "compute", "speed", "gain", "step_ms", "dense_step_ms")
+    return {name: value for name, value in figures.items() if name not in times}
 
 
 def choose(

@@ -18,7 +18,7 @@ import torch
 from autosparse import SparsityWarning
 from autosparse.experiments.runner import state_of
 from autosparse.methods.autotune import AutoTune, ReferenceRecorder
-from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.loading import completed, load_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training.evaluate import evaluate
 from autosparse.training.folder import RunFolder
@@ -49,7 +49,9 @@ def test_what_a_run_leaves(fresh_workshop: Workshop) -> None:
     assert zeros == result["zeros"]
     assert [line["epoch"] for line in fresh_workshop.metrics("r")] == [1, 2]
     assert fresh_workshop.json("r", "run.json")["status"] == "done"
-    assert load_recipe("r/recipe.yaml") == recipe("train.dense_beside=true")
+    assert load_recipe("r/recipe.yaml") == completed(recipe("train.dense_beside=true"))
+    assert result["gain"]["dense"] == "measured"
+    assert result["gain"]["ratio"] == result["gain"]["dense_seconds"] / result["gain"]["seconds"]
     assert list(Path("r/tensorboard").iterdir())
 
 
