@@ -14,11 +14,11 @@ from autosparse.report.palette import DENSE, RUNS
 
 DOCS = Path(__file__).parent
 SOURCE, TARGET = DOCS / "results" / "headline.json", DOCS / "figures" / "headline.svg"
-WIDTH, LEFT, RIGHT = 760, 210, 118
-ROW, BAR, HEAD, FOOT, GAP = 24, 16, 28, 22, 14
+WIDTH, LEFT, RIGHT = 600, 222, 132
+ROW, BAR, HEAD, FOOT, GAP = 27, 18, 30, 40, 12
 STYLE = f"""
-text {{ font: 13px system-ui, "Segoe UI", "Liberation Sans", sans-serif; fill: #30343c }}
-.title {{ font-weight: 600; font-size: 14px }} .small {{ font-size: 11.5px; fill: #5b6472 }} .end {{ text-anchor: end }}
+text {{ font: 15px system-ui, "Segoe UI", "Liberation Sans", sans-serif; fill: #30343c }}
+.title {{ font-weight: 600; font-size: 16px }} .small {{ font-size: 13px; fill: #5b6472 }} .end {{ text-anchor: end }}
 .ours {{ fill: {RUNS[0].light} }} .dense {{ fill: {DENSE.light} }} .ratio {{ font-weight: 600 }}
 @media (prefers-color-scheme: dark) {{
   text {{ fill: #e8ebf0 }} .small {{ fill: #9ba5b4 }} .ours {{ fill: {RUNS[0].dark} }} .dense {{ fill: {DENSE.dark} }}
@@ -39,7 +39,7 @@ def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
     y = top + HEAD
     for bar in bars:
         width = (WIDTH - LEFT - RIGHT) * bar["value"] / longest
-        middle = y + BAR / 2 + 4.5
+        middle = y + BAR / 2 + 5
         kind = "ours" if bar.get("ours") else "dense"
         marks.append(f'<text class="end" x="{LEFT - 10}" y="{middle:g}">{escape(bar["name"])}</text>')
         marks.append(f'<rect class="{kind}" x="{LEFT}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="3"/>')
@@ -47,8 +47,8 @@ def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
         ratio = "" if bar is bars[0] else f' <tspan class="ratio">{gain:.2f}x</tspan>'
         marks.append(f'<text x="{LEFT + width + 8:.1f}" y="{middle:g}">{bar["value"]:.3g} {panel["unit"]}{ratio}</text>')
         y += ROW
-    words = f"{panel['command']}   {panel['machine']}"
-    marks.append(f'<text class="small" x="0" y="{y + 10:g}">{escape(words)}</text>')
+    for line, words in enumerate((panel["machine"], panel["command"])):
+        marks.append(f'<text class="small" x="0" y="{y + 12 + 17 * line:g}">{escape(words)}</text>')
     return marks, y + FOOT + GAP
 
 

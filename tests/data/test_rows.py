@@ -130,13 +130,10 @@ def test_runs_on_tables_texts_and_bare_folders_know_their_sizes(tmp_path: Path) 
         "text_classifier": {"kind": "text", "source": "csv", "path": str(texts(tmp_path / "films.csv")), "batch_size": 6},
         "small_conv": {"source": "folder", "path": str(photos), "batch_size": 6},
     }
+    sizes = {"mlp": {"width": 16}, "text_classifier": {"size": 16, "blocks": 1, "heads": 2}}
     for model, data in cases.items():
-        small = {
-            "mlp": {"width": 16},
-            "text_classifier": {"size": 16, "blocks": 1, "heads": 2},
-            "small_conv": {"width": 4, "in_channels": 3},
-        }
-        result = train(recipe(data, model, **small[model]), tmp_path / model, quiet=True)  # type: ignore[arg-type]
+        arguments = sizes.get(model, {"width": 4, "in_channels": 3})
+        result = train(recipe(data, model, **arguments), tmp_path / model, quiet=True)  # type: ignore[arg-type]
         assert result["sparsity"] == pytest.approx(0.5, abs=0.02)
         finished = open_finished(tmp_path / model)
         classes = 3 if model == "mlp" else 2

@@ -18,6 +18,7 @@ import yaml
 
 from autosparse.compute.kept_times import KeptTimes, read_times
 from autosparse.compute.planner import Planner, Sample, Times, Workload
+from autosparse.data import TableData, open_data
 from autosparse.data.idx import read_idx
 from autosparse.data.tokenizer import read_tokenizer
 from autosparse.export import SparseModel, load_sparse, save_sparse
@@ -115,6 +116,12 @@ def read_hub(folder: Path) -> None:
         SparseModel.from_pretrained(folder)
 
 
+def read_table(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        open_data(TableData(kind="table", path=str(folder / "rows.csv"), target="kind", batch_size=2))
+
+
 def recipe(source: Path, path: Path) -> Target:
     """A recipe beside those that it may build on."""
     return Target(f"recipe {path.stem}", source, path.name, lambda folder: load_recipe(folder / path.name), YAML)
@@ -125,9 +132,12 @@ def targets(folder: Path) -> list[Target]:
     idx, tokenizer = write_idx(folder / "train-images-idx3-ubyte.gz"), write_tokenizer(folder / "tokenizer.json")
     finished, stopped, hub = FIXTURES / "finished", FIXTURES / "stopped", FIXTURES / "files" / "hub"
     prepared = write_prepared(folder / "prepared")
+    rows = folder / "rows.csv"
+    rows.write_text("size,colour,kind\n" + "".join(f"{n / 7:.3f},{'red' if n % 3 else ''},{n % 2}\n" for n in range(40)))
     return [
         recipe(RECIPES / "digits.yaml", RECIPES / "digits.yaml"),
         *(recipe(FIXTURES / "recipes", path) for path in sorted((FIXTURES / "recipes").glob("*.yaml"))),
+        Target("a table", rows, "rows.csv", read_table),
         Target("a run's recipe", finished, "recipe.yaml", read_folder, YAML),
         Target("a run's run.json", finished, "run.json", read_folder, JSON),
         Target("a run's metrics", finished, "metrics.jsonl", read_folder, LINES),

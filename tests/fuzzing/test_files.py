@@ -12,7 +12,7 @@ from .files import targets
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
 NAMES = (
-    "recipe digits", "recipe pictures", "recipe rounds", "recipe sentences", "recipe short",
+    "recipe digits", "recipe pictures", "recipe rounds", "recipe sentences", "recipe short", "a table",
     "a run's recipe", "a run's run.json", "a run's metrics", "a run's result", "a run's weights", "a dense run's result",
     "a stopped run's metrics", "a checkpoint", "a sparse file", "an int8 file", "a hub folder's config",
     "a hub folder's weights",

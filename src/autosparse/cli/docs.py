@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 INSTALLED = Path(__file__).parents[1] / "docs"
+LONGEST = 54  # of a title, so that the list fits 80 columns
 CHECKOUT = Path(__file__).parents[3] / "docs"
 
 
@@ -19,7 +20,8 @@ def run(
     Examples: `autosparse docs`, `autosparse docs get-started`, `autosparse docs faq | less`.
     """
     folder = docs_folder()
-    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.md"))}
+    found = [path for path in sorted(folder.rglob("*.md")) if readable(path)]
+    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
     if page is None:
         from autosparse.common.tables import Table
 
@@ -51,9 +53,14 @@ def docs_folder() -> Path:
     raise FileNotFoundError("this installation holds no documentation: install the wheel, or use a checkout")
 
 
+def readable(path: Path) -> bool:
+    """Whether the page is text; others are filled in when the site is built."""
+    return not any(line.startswith(("--8<--", "::: ")) for line in path.read_text(encoding="utf-8").splitlines())
+
+
 def title(path: Path) -> str:
     """The first heading of a page."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
-            return line[2:]
+            return line[2 : 2 + LONGEST]
     return ""

@@ -54,7 +54,8 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     if not quiet and leads():
-        begin(f"autosparse {__version__}: {'resuming' if resume else 'training'} {recipe or out or DEFAULT}")
+        what = f"resuming {out or recipe or DEFAULT}" if resume else f"training {recipe or DEFAULT}"
+        begin(f"autosparse {__version__}: {what}")
     from autosparse.common.allowed import allow
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.folder import RunFolder

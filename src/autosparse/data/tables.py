@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import zlib
 from collections import Counter
@@ -157,9 +158,12 @@ class Columns:
         if value.lower() in MISSING:
             return mean
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             raise ValueError(f"column {name} holds numbers in training, but {value!r} among the other rows") from None
+        if not math.isfinite(number):
+            raise ValueError(f"column {name} holds {value!r}: not a finite number")
+        return number
 
 
 def texts(sentences: Sequence[str], config: TextData) -> Tensor:
@@ -222,6 +226,9 @@ def read_csv(path: Path, config: TableData | TextData) -> Rows:
     if len(lines) < 2:
         raise ValueError(f"{path} holds {len(lines)} lines; a header and at least one row are needed")
     names = [name.strip() for name in lines[0]]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path} has two columns of the name {twice[0]!r}")
     needed = [config.target] if isinstance(config, TableData) else [config.text_column, config.label_column]
     absent = [name for name in needed if name not in names]
     if absent:

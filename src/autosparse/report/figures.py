@@ -225,10 +225,11 @@ def _points(chart: PointChart, axis: Axes) -> None:
             linewidths=1.6,
             s=[38 * (1 + 0.9 * below) ** 2 for _, below in members],
             marker=MARKERS[members[0][0].shape],
-            label=_plain(group),
             zorder=2,
             gid=f"series-{number}",
         )
+        # the legend shows a full mark, also where a group has rings alone
+        axis.scatter([], [], color=colour, s=38, marker=MARKERS[members[0][0].shape], label=_plain(group))
     if chart.guide is not None:
         axis.axhline(chart.guide, color=INK, linestyle="--", lw=1.1, label=chart.guide_name)
     axis.grid(color=PALE, lw=0.6)
