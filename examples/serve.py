@@ -4,6 +4,10 @@
     pip install "autosparse[serve]"
     python examples/serve.py digits-sparse --shape 1 8 8
 
+or, calibrated on the training data of a finished run:
+
+    python examples/serve.py runs/digits --shape 1 8 8 --precision int8
+
 One input per request: its float32 numbers as bytes, in the order of memory; the answer is the model's output as JSON. At most
 `--workers` requests are computed at once and `--queue` wait for their turn. Whoever comes then gets 503 at once and may try
 again, so that accepted requests are answered in bounded time and memory does not grow. SIGTERM or Ctrl-C: the requests
@@ -18,6 +22,7 @@ import math
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +32,8 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse.export import SparseModel
+from autosparse.training.deployed import deploy_finished
+from autosparse.training.finished import open_finished
 
 MOST_CONNECTIONS = 1000
 FLOAT_BYTES = 4
@@ -89,23 +96,28 @@ def as_input(body: bytes, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.float32).view(1, *shape)
 
 
-def load(folder: str, shape: tuple[int, ...]) -> nn.Module:
-    """The model of a hub folder, deployed for single inputs; each worker computes on one thread."""
+def load(folder: str, shape: tuple[int, ...], precision: str = "float32") -> nn.Module:
+    """The model of a hub folder or a run, deployed for single inputs; each worker computes on one thread."""
+    if (Path(folder) / "run.json").is_file():
+        return deploy_finished(open_finished(Path(folder)), (torch.rand(1, *shape),), precision, threads=1)
+    if precision != "float32":
+        sys.exit(f"--precision {precision} needs data to calibrate on: give the folder of a finished run")
     return autosparse.deploy(SparseModel.from_pretrained(folder).eval(), torch.rand(1, *shape), threads=1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="folder that `autosparse export --format hub` wrote")
+    parser.add_argument("folder", help="folder that `autosparse export --format hub` wrote, or a finished run")
     parser.add_argument("--shape", type=int, nargs="+", required=True, help="sizes of one input, such as 1 8 8")
     parser.add_argument("--workers", type=int, default=1, help="requests computed at once; at most one per core")
     parser.add_argument("--queue", type=int, default=15, help="requests that may wait")
+    parser.add_argument("--precision", default="float32", help="float32, or of a run also bfloat16 or int8")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     shape = tuple(options.shape)
     torch.set_num_threads(1)
-    app = make_app(Queue(load(options.folder, shape), options.workers, options.queue), shape)
+    app = make_app(Queue(load(options.folder, shape, options.precision), options.workers, options.queue), shape)
     signal.signal(signal.SIGTERM, end)  # uvicorn raises the signal again when all is answered
     uvicorn.run(app, host=options.host, port=options.port, limit_concurrency=MOST_CONNECTIONS, access_log=False)
 

@@ -91,7 +91,7 @@ def attach_weight(module: nn.Module, tensor: str, channel_dim: int) -> None:
     """Let a weight be rounded, after the parametrizations that it has."""
     parametrize.register_parametrization(module, tensor, FakeQuantizedWeight(channel_dim), unsafe=True)
     stored = module.parametrizations[tensor].original  # type: ignore[index, union-attr]
-    module.parametrizations[tensor].to(stored.device)  # type: ignore[index, union-attr]
+    module.parametrizations[tensor].to(stored.device)  # type: ignore[index]
 
 
 def is_quantization_aware(model: nn.Module) -> bool:
