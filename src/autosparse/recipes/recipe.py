@@ -132,7 +132,7 @@ class TrainBlock(Block):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16 (or bf16) runs the forward pass under autocast."
     )
-    int8_epochs: int = Field(
+    quantize_aware: int = Field(
         0, ge=0, description="Last epochs that train with weights and inputs rounded as in int8, for models that lose in int8."
     )
     compile: bool = Field(False, description="torch.compile the model.")
@@ -234,10 +234,10 @@ class Recipe(Block):
         train, method = self.train, self.method
         if not isinstance(self.data, TranslationData) and self.data.batch_size % train.accumulate:
             yield f"train.accumulate: {train.accumulate} does not split a batch of {self.data.batch_size} samples evenly"
-        if train.int8_epochs > train.epochs:
-            yield f"train.int8_epochs: {train.int8_epochs} is more than the run's {train.epochs} epochs"
-        if train.int8_epochs and (train.compile or train.strategy == "fsdp"):
-            yield "train.int8_epochs: layers change while the run goes on, which compile and strategy: fsdp do not allow"
+        if train.quantize_aware > train.epochs:
+            yield f"train.quantize_aware: {train.quantize_aware} is more than the run's {train.epochs} epochs"
+        if train.quantize_aware and (train.compile or train.strategy == "fsdp"):
+            yield "train.quantize_aware: layers change while the run goes on, which compile and strategy: fsdp do not allow"
         if train.strategy == "fsdp" and train.compute == "sparse":
             yield "train.compute: sparse cannot run with strategy: fsdp, which shards the weights; leave it out"
         if self.initial_zeros and (self.initial_weights is None or self.dense):

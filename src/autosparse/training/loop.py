@@ -41,11 +41,11 @@ def fit(session: Session, epochs: int) -> None:
 def begin_int8(session: Session, epochs: int) -> None:
     """From the first of the recipe's int8 epochs on, weights and inputs are rounded; a resumed run has them so already."""
     settings = session.recipe.train
-    begins = epochs - settings.int8_epochs
-    if not settings.int8_epochs or session.position.epoch < begins or is_quantization_aware(session.model):
+    begins = epochs - settings.quantize_aware
+    if not settings.quantize_aware or session.position.epoch < begins or is_quantization_aware(session.model):
         return
     if session.processes.world > 1:
-        raise ValueError("train.int8_epochs works in one process alone: every process would find other ranges")
+        raise ValueError("train.quantize_aware works in one process alone: every process would find other ranges")
     batches = (inputs for inputs, _ in itertools.islice(session.data.train.epoch(session.position.epoch), CALIBRATION))
 
     def run(model: nn.Module, inputs: tuple[Tensor, ...]) -> object:

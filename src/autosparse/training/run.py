@@ -230,7 +230,7 @@ def needs_reference(method: dict[str, Any]) -> bool:
 
 def dense_of(recipe: Recipe) -> Recipe:
     """The same recipe without sparsity."""
-    train_block = recipe.train.model_copy(update={"dense_beside": False, "compute": "dense", "int8_epochs": 0})
+    train_block = recipe.train.model_copy(update={"dense_beside": False, "compute": "dense", "quantize_aware": 0})
     changes = {"method": {"name": "dense"}, "initial_zeros": False, "train": train_block, "paper": None}
     return recipe.model_copy(update=changes)
 

@@ -17,7 +17,7 @@ from autosparse.training.signals import Stopped
 from .conftest import Workshop
 
 STEPS = 6  # batches of 32 in 200 digits
-CHANGES = ["train.epochs=3", "data.limit=200", "train.int8_epochs=2", "train.precision=fp32"]
+CHANGES = ["train.epochs=3", "data.limit=200", "train.quantize_aware=2", "train.precision=fp32"]
 
 
 def is_rounded(weight: torch.Tensor) -> bool:
@@ -62,10 +62,10 @@ def test_the_weights_are_rounded_and_runs_resume_exactly(
 
 
 def test_what_is_refused(fresh_workshop: Workshop) -> None:
-    with pytest.raises(ValueError, match=r"train\.int8_epochs: 9 is more than the run's 4 epochs"):
-        load_recipe("tiny.yaml", ["train.int8_epochs=9"])
-    with pytest.raises(ValueError, match=r"train\.int8_epochs: layers change"):
-        load_recipe("tiny.yaml", ["train.int8_epochs=1", "train.compile=true"])
+    with pytest.raises(ValueError, match=r"train\.quantize_aware: 9 is more than the run's 4 epochs"):
+        load_recipe("tiny.yaml", ["train.quantize_aware=9"])
+    with pytest.raises(ValueError, match=r"train\.quantize_aware: layers change"):
+        load_recipe("tiny.yaml", ["train.quantize_aware=1", "train.compile=true"])
     assert not Path("whole").exists()
 
 
