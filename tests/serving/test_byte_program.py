@@ -13,9 +13,10 @@ from torch import Tensor
 from autosparse.kernels import library
 from autosparse.kernels.byte_table import BLOCKS, ByteKernels, pack_quads
 from autosparse.serving.layout import NotOnGridError
+from autosparse.serving.quantized.emulation import EmulatedRegion
 from autosparse.serving.quantized.operations import ByteVariant
 from autosparse.serving.quantized.program import ByteProgram
-from autosparse.serving.quantized.steps import QuantizedRegion, fuse_bytes, quantize, values_to_observe
+from autosparse.serving.quantized.steps import QuantizedRegion, fuse_bytes, in_bfloat16, quantize, values_to_observe
 from autosparse.serving.steps import ConcatStep, ConvolutionStep, MeanStep, PoolStep, Region, Step, SumStep
 
 from .byte_reference import run
@@ -190,3 +191,42 @@ def test_what_is_not_finite_becomes_a_bound(kernels: ByteKernels) -> None:
     program = ByteProgram(region, [(1, 1, 4)], kernels, 1, 1, 1, {})
     x[0, 0, 0] = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e30])
     assert bool(torch.isfinite(program([x])[0]).all())
+
+
+# ---- bfloat16 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def halves() -> ByteKernels:
+    engine = library.engine()
+    if engine is None or engine.halves is None:
+        pytest.skip("no bfloat16 kernels here")
+    return engine.halves
+
+
+def check_in_bfloat16(kernels: ByteKernels, region: Region, inputs: list[Tensor], choose: random.Random) -> bool:
+    """Against torch, which rounds to bfloat16 after every step, too: half a unit more or less may change the rounding."""
+    group = choose.choice([1, 2, 4])
+    form = in_bfloat16(fuse_bytes(region))
+    try:
+        expected = EmulatedRegion(form)(*inputs)
+        shape = [tuple(inputs[0].shape[1:])]
+        program = ByteProgram(form, shape, kernels, 1, group, 1, variants(form.region, kernels, choose))
+    except (NotOnGridError, RuntimeError):
+        return False
+    for found, wanted in zip(program(inputs), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        assert found.shape == wanted.shape
+        assert float((found - wanted).abs().max()) <= 0.02 * float(wanted.abs().max())
+        assert float((found - wanted).norm()) <= 0.004 * float(wanted.norm())
+    return True
+
+
+def test_a_network_in_bfloat16(halves: ByteKernels) -> None:
+    torch.manual_seed(0)
+    for images, size in ((1, (61, 47)), (3, (40, 64))):
+        assert check_in_bfloat16(halves, network(), [torch.randn(images, 3, *size)], random.Random(2))
+
+
+def test_random_shapes_in_bfloat16(halves: ByteKernels) -> None:
+    regions = map(random_region, range(200))
+    assert sum(check_in_bfloat16(halves, region, inputs, choose) for region, inputs, choose in regions) > 110

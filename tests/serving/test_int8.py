@@ -156,6 +156,33 @@ def _on_portable() -> Tensor:
     return result
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_net_in_bfloat16(threads: int) -> None:
+    model, x = net(), pictures()[0][:1]
+    deployed = autosparse.deploy(model, x, threads=threads, precision="bfloat16")
+    engine = library.engine()
+    if engine is None or engine.halves is None:
+        assert "no bfloat16" in deployed.notes[0]
+        return
+    assert {layer.name for layer in deployed.layers(x) if layer.precision == "bfloat16"} == {
+        "stem.0",
+        "wide.0",
+        "narrow.0",
+        "after",
+    }
+    for batch in (1, 3, 16):
+        assert off(model, deployed, torch.randn(batch, 3, 40, 36)) < 0.01
+
+
+def test_bfloat16_without_its_instructions_is_float32(choose_kernels: Callable[[str], None]) -> None:
+    choose_kernels("avx2")
+    model, x = net(), pictures()[0][:1]
+    deployed = autosparse.deploy(model, x, threads=1, precision="bfloat16")
+    assert "this processor multiplies no bfloat16" in deployed.notes[-1]
+    assert {layer.precision for layer in deployed.layers(x)} == {"float32"}
+    assert off(model, deployed, x) < 1e-4
+
+
 # ---- wrong use ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The eight-bit kernels as Python sees them: the structs of native/inference/bytes/interface.h, and weights packed for them."""
+"""The int8 and bfloat16 kernels as Python sees them: native/inference/bytes/interface.h, and weights packed for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOT_COLUMNS = 64
 BLOCKS = (1, 2, 4)
 # ByteOpKind
 LOAD, STORE, SPLIT, QUADS, LARGEST, MEAN = range(6)
-LARGEST_WEIGHT, LARGEST_ACTIVATION = 127, 255
+LARGEST_ACTIVATION = 255
 # sums times their scale stay below what a float becomes as an integer
 LARGEST_RESULT = 2.0**30
 
@@ -62,6 +62,8 @@ class ByteOp(Structure):
         *_integers("outside"),
         ("weights", QuadRows),
         ("other_scale", c_float),
+        ("low", c_float),
+        ("high", c_float),
         *_integers("first_channel", "tile_chunks"),
         ("tap_offsets", c_void_p),
         *_integers("taps", "step", "phase_planes", "lead_bytes"),
@@ -102,10 +104,11 @@ class ByteTable(Structure):
 
 @dataclass(frozen=True, eq=False)
 class ByteKernels:
-    """The eight-bit kernels of one instruction set."""
+    """The eight-bit kernels of one instruction set, or with two bytes per number those for bfloat16."""
 
     instruction_set: str
     table: Any
+    number_bytes: int = 1
 
     def max_chunks(self, block: int) -> int:
         return int(self.table.max_chunks[BLOCKS.index(block)])
@@ -113,57 +116,60 @@ class ByteKernels:
 
 @dataclass(eq=False)
 class PackedQuads:
-    """Rows of quads with the memory that they point to; `macs` counts the products for one pixel, zeros among them too."""
+    """Rows of quads with the memory that they point to."""
 
     native: QuadRows
     memory: list[Tensor]
-    macs: int
 
 
 def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """An int8 (rows, columns) weight whose columns lie at these (rows or 1, columns) offsets: first quads of blocks, and quads.
+    """A (rows, columns) weight whose columns lie at these (rows or 1, columns) offsets: first quads of blocks, and quads.
 
-    A column counts for a block if any of its rows is not zero there. The last quad of a block is filled up with weights of
-    zero at an offset that it has already.
+    Of an int8 weight four non-zeros go together, of a bfloat16 weight two. A column counts for a block if any of its rows is
+    not zero there. The last quad of a block is filled up with weights of zero at an offset that it has already.
     """
     rows, columns = weight.shape
+    together = 4 // weight.element_size()
     blocks = -(-rows // block)
-    padded = torch.zeros(blocks * block, columns, dtype=torch.int8)
+    padded = weight.new_zeros(blocks * block, columns)
     padded[:rows] = weight
     by_block = padded.view(blocks, block, columns)
     mask = (by_block != 0).any(1)
     counts = mask.sum(1)
-    quads = -(-counts // 4)
+    quads = -(-counts // together)
     starts = torch.zeros(blocks + 1, dtype=torch.int64)
     starts[1:] = quads.cumsum(0)
     places, used = mask.nonzero(as_tuple=True)
     # a column's place: its block's first quad, and how many of the block came before it
     first = counts.cumsum(0) - counts
-    slot = starts[places] * 4 + torch.arange(len(places)) - first[places]
-    total = int(starts[-1]) * 4
+    slot = starts[places] * together + torch.arange(len(places)) - first[places]
+    total = int(starts[-1]) * together
     where = offsets.to(torch.int64).expand(rows, columns)[::block][places, used]
     slots = torch.zeros(total, dtype=torch.int64)
-    values = torch.zeros(total, block, dtype=torch.int8)
+    values = weight.new_zeros(total, block)
     if total:
         last = (counts.cumsum(0) - 1).clamp_min(0)
-        slots[:] = where[last].repeat_interleave(quads * 4)
+        slots[:] = where[last].repeat_interleave(quads * together)
         slots[slot] = where
         values[slot] = by_block.transpose(1, 2)[places, used]
-    packed = torch.empty(total // 4, 4 + block, dtype=torch.int32)
-    packed[:, :4] = slots.view(-1, 4).to(torch.int32)
-    packed[:, 4:] = values.view(-1, 4, block).transpose(1, 2).flatten().clone().view(torch.int32).view(-1, block)
+    packed = torch.empty(total // together, together + block, dtype=torch.int32)
+    packed[:, :together] = slots.view(-1, together).to(torch.int32)
+    by_row = values.view(-1, together, block).transpose(1, 2).flatten().clone()
+    packed[:, together:] = by_row.view(torch.int32).view(-1, block)
     return starts.to(torch.int32), packed
 
 
 def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> PackedQuads:
     """Quads for the kernels; `scale` and `bias` are by row, and a scale that would leave the integers is made smaller."""
     starts, quads = pack_quads(weight, offsets, block)
-    most = weight.to(torch.float64).abs().sum(1) * LARGEST_ACTIVATION
-    limited = torch.minimum(scale.to(torch.float64), LARGEST_RESULT / most.clamp_min(1.0)).to(torch.float32).contiguous()
-    shift = bias.to(torch.float64).clamp(-LARGEST_RESULT, LARGEST_RESULT).to(torch.float32).contiguous()
+    limited, shift = scale.to(torch.float32).contiguous(), bias.to(torch.float32).contiguous()
+    if weight.dtype == torch.int8:
+        most = weight.to(torch.float64).abs().sum(1) * LARGEST_ACTIVATION
+        limited = torch.minimum(scale.to(torch.float64), LARGEST_RESULT / most.clamp_min(1.0)).to(torch.float32).contiguous()
+        shift = bias.to(torch.float64).clamp(-LARGEST_RESULT, LARGEST_RESULT).to(torch.float32).contiguous()
     memory = [starts, quads, limited, shift]
     native = QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory))
-    return PackedQuads(native, memory, 4 * block * len(quads))
+    return PackedQuads(native, memory)
 
 
 def pack_dots(weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from autosparse.kernels.byte_table import ByteKernels, ByteTable
 from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 14
+INTERFACE_VERSION = 15
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 # What the kernels for bfloat16 activations multiply in: "bfloat16" or "float32"; unset, what this processor is faster in.
@@ -44,6 +44,7 @@ class Engine:
     max_vectors: int
     dense_rows: int
     bytes: ByteKernels
+    halves: ByteKernels | None = None  # bfloat16, where the processor has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +131,16 @@ def byte_kernels(name: str) -> ByteKernels | None:
         return None
 
 
+def _half_kernels(library: Any, name: str) -> ByteKernels | None:
+    library.autosparse_half_table.restype = POINTER(ByteTable)
+    table = library.autosparse_half_table() if name == "avx512" else None
+    return ByteKernels("avx512_bf16", table.contents, number_bytes=2) if table else None
+
+
 def _kernels_of(name: str, tables: Any, library: Any) -> Kernels:
     training, inference = tables.training.contents, tables.inference.contents
-    byte_kernels = _byte_kernels(library, BYTE_SETS[name])
-    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, byte_kernels)
+    narrow = _byte_kernels(library, BYTE_SETS[name]), _half_kernels(library, name)
+    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, *narrow)
     choice = os.environ.get(PAIRS_VARIABLE, "").strip().lower()
     paired = None
     if choice == "bfloat16" or (choice != "float32" and library.autosparse_prefers_pairs()):

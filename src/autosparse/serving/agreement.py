@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 # A result further off than this, as a fraction of the largest value, is a defect and not rounding.
 TOLERANCE = 1e-4
-# The same in eight bits, of the difference's length over the expected length: no rounding, but a defect or a bad calibration.
-BYTES_TOLERANCE = 0.5
+# The same in narrow numbers, of the difference's length over the expected length: a defect or a bad calibration.
+NARROW_TOLERANCE = {"int8": 0.5, "bfloat16": 0.1}
 DEEPEST = 32  # of objects inside objects, which may refer to each other
 
 

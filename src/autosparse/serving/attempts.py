@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.agreement import BYTES_TOLERANCE, TOLERANCE, agree, difference
+from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, agree, difference
 from autosparse.serving.capture import one_line
 from autosparse.serving.choices import Choice, Choices, ForgottenError
 from autosparse.serving.copies import State, working_copy
@@ -108,11 +108,12 @@ def _attempt(
     elif name != TORCH:
         replace_layers(copied, example, preparation, convolutions=name == PARTS)
     preparation.choices.finish()
-    tolerance = TOLERANCE if preparation.quantization is None else BYTES_TOLERANCE
+    narrow = preparation.quantization
+    tolerance = TOLERANCE if narrow is None else NARROW_TOLERANCE[narrow.precision]
     off = _compare(module, example, expected, tolerance) if name != TORCH else 0.0
     in_torch = layers_in_torch(layers, module, preparation)
     route = Route(name, preparation.choices.taken, notes)
-    if preparation.quantization is None:
+    if narrow is None:
         return Served(module, route, in_torch, len(layers), state)
     forget_replaced(copied, module)
     return Served(module, route, in_torch, len(layers), None, off)

@@ -13,6 +13,7 @@ from torch import nn
 from autosparse.common.precisions import long_spelling
 from autosparse.common.warnings import warn
 from autosparse.kernels import library
+from autosparse.kernels.library import Engine
 from autosparse.parametrizations import SparseParametrization
 from autosparse.quantization.fake import is_quantization_aware
 from autosparse.serving.attempts import BY_DESIGN, Route, Served, serve
@@ -47,10 +48,10 @@ def deploy(
     left as it is. Batch norms are folded, ReLU and sums fused, weights packed for the native kernels, and for every layer
     dense or sparse is chosen by measuring. Other batch sizes, image sizes and lengths work too, with the same choices.
 
-    With `precision="int8"` layers compute in eight bits where that is faster. `calibration` is an iterable of batches like the
-    example; what they pass decides the `ranges` of activations ("minmax", "percentile" or "mse"). "auto" is int8 if there
-    is calibration, else float32. With `evaluate`, which gives a model's score (more is better), the layers that cost most
-    stay in float32 until the score is at most `max_drop` below the plain model's.
+    With `precision="bfloat16"` convolutions compute so where that is faster, with "int8" all layers in eight bits. For int8
+    `calibration` is an iterable of batches like the example; what they pass decides the `ranges` of activations ("minmax",
+    "percentile" or "mse"). "auto" is int8 if there is calibration, else float32. With `evaluate`, which gives a model's score
+    (more is better), the layers that cost most stay in float32 until the score is at most `max_drop` below the plain model's.
     """
     example = Example.of(example_input)
     check(model, example, threads)
@@ -80,11 +81,11 @@ def prepare(
         elif served.in_torch:
             notes.append(sentence(served.in_torch, served.layers))
         if quantization is not None and engine is not None:
-            notes += _about_int8(served)
+            notes += _about(served, engine, quantization.precision)
         examples = _positional(model, example)
         deployed = deployed_class(served.module)(served.module, examples, engine, threads, notes)
         instruction_set = engine.instruction_set if engine else None
-        precision = "float32" if quantization is None else "int8"
+        precision = "float32" if quantization is None else quantization.precision
         deployed.prepared = Prepared(served, describe(example), threads, instruction_set, precision)
     for note in notes:
         if note != BY_DESIGN:  # nothing to warn of
@@ -92,12 +93,14 @@ def prepare(
     return deployed
 
 
-def _about_int8(served: Served) -> list[str]:
-    """By how much an int8 model differs, if that is much; and if nothing is int8."""
+def _about(served: Served, engine: Engine, precision: str) -> list[str]:
+    """By how much a model in another precision than float32 differs, if that is much; and if nothing is in it."""
+    if precision == "bfloat16" and engine.halves is None:
+        return ["this processor multiplies no bfloat16 (avx512_bf16): float32 is used"]
     if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
-        return ["no layer is computed in int8: float32 was faster, or nothing in the model can be"]
+        return [f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be"]
     if served.difference > MUCH:
-        return [f"on the example int8 differs from the plain model by {served.difference:.1%} of the output's length"]
+        return [f"on the example {precision} differs from the plain model by {served.difference:.1%} of the output's length"]
     return []
 
 

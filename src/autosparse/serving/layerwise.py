@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosparse.serving.agreement import BYTES_TOLERANCE, TOLERANCE, agree
+from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, agree
 from autosparse.serving.capture import Captured
 from autosparse.serving.example import Example
 from autosparse.serving.kinds import as_linear, is_convolution, is_linear
@@ -41,7 +41,7 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
     observed = _observe(model, example)
     quantization = preparation.quantization
     inputs: dict[nn.Module, ObservedInput] = {}
-    if quantization is not None:
+    if quantization is not None and quantization.batches:
         linears = {layer: name for name, layer in model.named_modules() if is_linear(layer) and name not in quantization.keep}
         inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
     if convolutions:
@@ -153,7 +153,7 @@ def _part(module: nn.Module, name: str, example: Example, preparation: Preparati
         batches = None if quantization is None else _calls(model, module, quantization.batches)
         part = captured(module, example, preparation, name, batches)
         gains = any(isinstance(inner, NativeRegion) for inner in part.modules())
-        tolerance = TOLERANCE if quantization is None else BYTES_TOLERANCE
+        tolerance = TOLERANCE if quantization is None else NARROW_TOLERANCE[quantization.precision]
         return part if gains and agree(example.run(part), expected, tolerance) else None
     except CannotCaptureError as error:
         preparation.reasons.setdefault(name, f"torch.fx cannot capture it ({error})")

@@ -95,7 +95,8 @@ def save(deployed: Deployed, folder: str | os.PathLike[str], force: bool = False
     served, route = prepared.served, prepared.served.route
     if served.state is None:
         raise ValueError(
-            "a model in int8 keeps no float32 weights: save the plain model with autosparse.save_sparse and deploy it again"
+            "a model in int8 or bfloat16 keeps no float32 weights: save the plain model with autosparse.save_sparse, "
+            "and deploy it again"
         )
     with whole_folder(Path(folder), force) as unfinished:
         save_sparse(served.state, unfinished / WEIGHTS)

@@ -11,7 +11,7 @@
 extern const TrainingTable kAvx512Training, kAvx2Training;
 extern const TrainingTable kAvx512Bfloat16Training, kAvx512PairedTraining, kAvx2Bfloat16Training;
 extern const InferenceTable kAvx512Inference, kAvx2Inference;
-extern const ByteTable kAvx512VnniBytes, kAvx512Bytes, kAvx2VnniBytes, kAvx2Bytes;
+extern const ByteTable kAvx512Halves, kAvx512VnniBytes, kAvx512Bytes, kAvx2VnniBytes, kAvx2Bytes;
 static const Tables kAvx512 = {&kAvx512Training, &kAvx512Inference};
 static const Tables kAvx2 = {&kAvx2Training, &kAvx2Inference};
 #endif
@@ -93,4 +93,15 @@ extern "C" int32_t autosparse_prefers_pairs() {
 #else
     return 0;
 #endif
+}
+
+extern "C" const ByteTable* autosparse_half_table() {
+#if defined(__x86_64__)
+    // leaf 7, sub-leaf 1: vdpbf16ps
+    unsigned int a = 0, b = 0, c = 0, d = 0;
+    if (has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) != 0) {
+        return &kAvx512Halves;
+    }
+#endif
+    return nullptr;
 }

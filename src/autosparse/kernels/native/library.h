@@ -8,7 +8,7 @@
 #include "training/interface.h"
 
 // Raised whenever a struct or a function of either interface changes; the Python side refuses a library with another number.
-constexpr int32_t kInterfaceVersion = 14;
+constexpr int32_t kInterfaceVersion = 15;
 
 struct Tables {
     const TrainingTable* training;
@@ -27,4 +27,6 @@ extern "C" {
 // Whether vdpbf16ps is worth its unpacking here: measured at one per cycle on AMD's Zen 4, as often as a multiply-add, but at
 // one in two cycles on Intel's Sapphire and Emerald Rapids, a quarter as often.
 [[gnu::visibility("default")]] int32_t autosparse_prefers_pairs();
+// The kernels that serve in bfloat16; null if this processor or this build has none.
+[[gnu::visibility("default")]] const ByteTable* autosparse_half_table();
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from autosparse.quantization.ranges import Observer, RangeKind
 from autosparse.serving.example import Example
 
-Precision = Literal["float32", "int8", "auto"]
+Precision = Literal["float32", "bfloat16", "int8", "auto"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 MAX_BATCHES = 512
 MAX_SAMPLES = 4096  # tokens that a linear layer's error is measured on
@@ -21,12 +21,12 @@ MAX_SAMPLES = 4096  # tokens that a linear layer's error is measured on
 
 @dataclass(frozen=True)
 class Quantization:
-    """Batches to observe, how ranges follow from them, and the layers that stay in float32."""
+    """Batches to observe (none for bfloat16), how ranges follow from them, and the layers that stay in float32."""
 
     batches: list[Example]
+    precision: str = "int8"
     ranges: RangeKind = "minmax"
     keep: frozenset[str] = frozenset()
-    errors: dict[str, float] = field(default_factory=dict)
 
     def observer(self) -> Observer:
         return Observer(self.ranges)
@@ -35,13 +35,15 @@ class Quantization:
 def quantization_for(
     precision: str, calibration: Iterable[Any] | None, ranges: str, example: Example, training: bool
 ) -> Quantization | None:
-    """What int8 needs; None for float32. Whatever is missing or does not fit is an error before any work."""
+    """What int8 and bfloat16 need; None for float32. Whatever is missing or does not fit is an error before any work."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is unknown; allowed: {', '.join(PRECISIONS)}")
     if ranges not in get_args(RangeKind):
         raise ValueError(f"ranges={ranges!r} is unknown; allowed: {', '.join(get_args(RangeKind))}")
     if precision == "float32" or (precision == "auto" and calibration is None):
         return None
+    if precision == "bfloat16":
+        return Quantization([], precision)
     if calibration is None:
         raise ValueError(
             "precision='int8' needs calibration data: give calibration=batches, an iterable of inputs like example_input "
@@ -49,7 +51,7 @@ def quantization_for(
         )
     if training:
         raise ValueError("the model is in training mode: call model.eval() before it is calibrated for int8")
-    return Quantization(_checked(calibration, example), ranges)  # type: ignore[arg-type]
+    return Quantization(_checked(calibration, example), "int8", ranges)  # type: ignore[arg-type]
 
 
 def _checked(calibration: Iterable[Any], example: Example) -> list[Example]:

@@ -16,7 +16,7 @@ from autosparse.serving.kinds import is_linear
 from autosparse.serving.native import ROUNDS, NativeRegion
 from autosparse.serving.quantized.calibration import CalibrationError, ObservedInput, Quantization, observe_nodes, sample_of
 from autosparse.serving.quantized.region import ByteRegion
-from autosparse.serving.quantized.steps import Range, fuse_bytes, quantize, values_to_observe, why_not_bytes
+from autosparse.serving.quantized.steps import Range, fuse_bytes, in_bfloat16, quantize, values_to_observe, why_not_bytes
 from autosparse.serving.regions import GraphRegion, find_regions
 from autosparse.serving.signature import Signature
 from autosparse.serving.steps import ConvolutionStep, Step
@@ -46,6 +46,8 @@ def calibrate(
     graph: fx.GraphModule, signature: Signature, batches: Sequence[Example], quantization: Quantization, where: str
 ) -> Calibrated:
     """Run all batches through the graph and look at whatever becomes bytes."""
+    if quantization.precision != "int8":
+        return Calibrated(quantization, {}, {})
     regions = find_regions(graph, apart=lambda step: stays_in_float(step, quantization))
     watched = {
         region.values[value]
@@ -101,10 +103,15 @@ class _Samples(fx.Interpreter):
 def byte_region(
     planned: GraphRegion, plain: nn.Module, inputs: list[Tensor], calibrated: Calibrated, engine: Engine, threads: int
 ) -> ByteRegion | None:
-    """The region in eight bits, or None where it is faster in float32; `planned` has the nodes that were observed."""
+    """The region in int8 or bfloat16, or None where float32 is faster; `planned` has the nodes that were observed."""
     fused = fuse_bytes(planned.region)
-    ranges = {value: calibrated.ranges[planned.values[value]] for value in values_to_observe(fused)}
-    region = ByteRegion(quantize(fused, ranges), engine, threads)
+    if calibrated.quantization.precision == "int8":
+        ranges = {value: calibrated.ranges[planned.values[value]] for value in values_to_observe(fused)}
+        region = ByteRegion(quantize(fused, ranges), engine, threads)
+    elif engine.halves is not None:
+        region = ByteRegion(in_bfloat16(fused), engine, threads)
+    else:
+        return None
     ours, _ = region.measure(inputs)
     floats = NativeRegion(planned.region, plain, engine, threads)
     others = {"first guess": lambda: floats(*inputs), "torch": lambda: plain(*inputs)}

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosparse.quantization.affine import dequantize_weight
-from autosparse.serving.quantized.steps import Affine, QuantizedConvolution, QuantizedRegion
+from autosparse.serving.quantized.steps import QuantizedConvolution, QuantizedRegion
 from autosparse.serving.steps import ConcatStep, MeanStep, PoolStep, Step
 
 
@@ -19,25 +18,19 @@ class EmulatedRegion(nn.Module):
         self.quantized = quantized
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        region, affine = self.quantized.region, self.quantized.affine
-        values = {value: rounded(x, affine[value]) for value, x in zip(region.inputs, inputs, strict=True)}
+        region, rounded = self.quantized.region, self.quantized.rounded
+        values = {value: rounded(x, value) for value, x in zip(region.inputs, inputs, strict=True)}
         for step in region.steps:
             result = _real(step, [values[value] for value in step.inputs]).clamp(step.low, step.high)
-            values[step.output] = result if isinstance(step, MeanStep) else rounded(result, affine[step.output])
+            values[step.output] = result if isinstance(step, MeanStep) else rounded(result, step.output)
         outputs = tuple(values[value] for value in region.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
-
-
-def rounded(x: Tensor, affine: Affine) -> Tensor:
-    """What is left of a tensor as bytes."""
-    return (affine.quantize(x) - affine.zero_point) * affine.scale
 
 
 def _real(step: Step, sources: list[Tensor]) -> Tensor:
     first = sources[0]
     if isinstance(step, QuantizedConvolution):
-        weight = dequantize_weight(step.weight, step.scales)
-        result = F.conv2d(first, weight, step.bias, step.stride, step.padding, step.dilation, step.groups)
+        result = F.conv2d(first, step.real_weight, step.bias, step.stride, step.padding, step.dilation, step.groups)
         return result + sources[1] if len(sources) > 1 else result
     if isinstance(step, PoolStep):
         pool = F.max_pool2d if step.largest else F.avg_pool2d

@@ -17,7 +17,6 @@ from autosparse.serving.choice import fastest
 from autosparse.serving.linear import ALIGNMENT, PackedLinear
 from autosparse.serving.native import LayerChoice, NativeModule, readable
 from autosparse.serving.quantized.choice import WORTH_A_TRY, work
-from autosparse.serving.quantized.emulation import rounded
 from autosparse.serving.quantized.operations import ByteProduct
 from autosparse.serving.quantized.steps import Affine, Range
 from autosparse.serving.steps import INFINITY
@@ -73,7 +72,7 @@ class ByteLinear(PackedLinear):
     def measure_error(self, x: Tensor, layer: nn.Linear) -> None:
         """How far off the products are on an input: the difference's length over the expected length."""
         expected = F.linear(x, layer.weight, layer.bias)
-        result = F.linear(rounded(x, self.affine), dequantize_weight(self.integers, self.scales), self.bias)
+        result = F.linear(self.affine.rounded(x), dequantize_weight(self.integers, self.scales), self.bias)
         self.error = float((result - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))
 
     def ways(self, tokens: int) -> list[str]:
@@ -111,7 +110,7 @@ class ByteLinear(PackedLinear):
         """In torch, for what native code cannot read, with the same rounding."""
         self.weight = dequantize_weight(self.integers, self.scales)
         try:
-            return super().dense(rounded(x, self.affine) if x.is_floating_point() else x, other)
+            return super().dense(self.affine.rounded(x) if x.is_floating_point() else x, other)
         finally:
             del self.weight
 

@@ -27,7 +27,7 @@ class ByteVariant:
     tile_chunks: int
 
     def __str__(self) -> str:
-        return f"int8, quads{f' of {self.block} rows' if self.block > 1 else ''} x{self.tile_chunks}"
+        return f"{f'{self.block} rows ' if self.block > 1 else ''}x{self.tile_chunks}"
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class ByteOperations:
         if taps.step > 1:
             ops += self._split(taps, source, grid)
             source = self._splits[self._split_key(taps, source)]
-        op = native.ByteOp(kind=native.QUADS, input=pointer(source), output=pointer(target))
+        op = native.ByteOp(kind=native.QUADS, input=pointer(source), output=pointer(target), low=step.low, high=step.high)
         if len(sources) > 1:
             op.other = pointer(sources[1])
             op.other_scale = self.affine[step.inputs[1]].scale / self.affine[step.output].scale
@@ -118,7 +118,7 @@ class ByteOperations:
             return self._convolution(step, grid)
         taps = step_taps(step) if isinstance(step, PoolStep) else UNIT
         count = len(taps.places)
-        weight = torch.ones(channels, count, dtype=torch.int8)
+        weight = torch.ones(channels, count, dtype=torch.int8 if self.kernels.number_bytes == 1 else torch.bfloat16)
         places = torch.tensor([self._place(taps, tap, channels, grid) for tap in range(count)])
         offsets = torch.arange(channels)[:, None] * grid.plane_bytes + places
         return self._scaled(step, weight, offsets, torch.full((channels,), 1.0 / count), None, (1,))
@@ -159,6 +159,7 @@ class ByteOperations:
         for value, source in zip(step.inputs, sources, strict=True):
             part = ConcatStep(step.name, (value,), step.output)
             op = native.ByteOp(kind=native.QUADS, input=pointer(source), output=pointer(target), first_channel=first)
+            op.low, op.high = step.low, step.high
             prepared = self.prepare(part, op, grid, ByteVariant(1, self.kernels.max_chunks(1)), source.channels)
             self._memory.append(prepared)
             ops.append(prepared.op)
@@ -172,7 +173,8 @@ class ByteOperations:
         op = native.ByteOp(kind=native.LARGEST, input=pointer(source), output=pointer(target), step=taps.step)
         op.tap_offsets, op.taps = self._keep(torch.tensor(offsets, dtype=torch.int32)), len(offsets)
         op.phases, op.phase_planes, op.lead_bytes = self._phases(taps), len(taps.phases), grid.around_bytes
-        self.scratch = max(self.scratch, op.phase_planes * grid.plane_bytes + 2 * grid.around_bytes)
+        pixels = op.phase_planes * grid.plane_bytes + 2 * grid.around_bytes
+        self.scratch = max(self.scratch, pixels * self.kernels.number_bytes)
         return op
 
     def _phases(self, taps: Taps) -> int:

@@ -122,7 +122,7 @@ class ByteProgram:
             for zero_point, pool in grid.pools.items():
                 first[key, zero_point] = size
                 size += pool.count * grid.plane_bytes + 2 * grid.around_bytes
-        self.arena_floats = -(-size // FLOAT_BYTES)
+        self.arena_floats = -(-size * self.kernels.number_bytes // FLOAT_BYTES)
         self.arena = arena(self.arena_floats * self.workers)
         raw = self.arena.view(dtype=torch.uint8)
         for key, grid in self.grids.items():
@@ -133,7 +133,7 @@ class ByteProgram:
         for placed in self._to_place:
             grid = placed.grid
             at = first[grid.size, placed.zero_point] + grid.around_bytes + placed.begin * grid.plane_bytes
-            placed.planes.first = self.arena.data_ptr() + at
+            placed.planes.first = self.arena.data_ptr() + at * self.kernels.number_bytes
         self.scratch_floats = -(-max(self.operations.scratch, 1) // HUGE_PAGE) * HUGE_PAGE // FLOAT_BYTES
         self.scratch = arena(self.scratch_floats * self.threads)
         self._native_ops = (native.ByteOp * len(self.ops))(*self.ops)

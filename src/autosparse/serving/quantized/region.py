@@ -1,4 +1,4 @@
-"""A quantized region as a module: compiled for the sizes it meets, measured once for how to compute each layer."""
+"""A region in int8 or bfloat16 as a module: compiled for the sizes it meets, measured once for how to compute each layer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from autosparse.serving.steps import ConvolutionStep, MeanStep, Region
 
 
 class ByteRegion(NativeRegion):
-    """Runs a quantized region natively; it holds no float32 copy of its weights."""
+    """Runs a region natively in int8 or bfloat16; it holds no float32 copy of its weights."""
 
     def __init__(self, quantized: QuantizedRegion, engine: Engine, threads: int) -> None:
         NativeModule.__init__(self, threads)
+        kernels = engine.bytes if quantized.precision == "int8" else engine.halves
+        assert kernels is not None
+        self.kernels = kernels
         self.quantized, self.region, self.engine = quantized, quantized.region, engine
         self.plain = EmulatedRegion(quantized)
         self.images = 1
@@ -63,25 +66,26 @@ class ByteRegion(NativeRegion):
         groups = -(-batch // images)
         workers = self.threads if groups >= self.threads else 1
         sizes = [(shape[0], shape[1], shape[2]) for shape in shapes]
-        return ByteProgram(self.quantized, sizes, self.engine.bytes, self.threads, images, workers, self.variants)
+        return ByteProgram(self.quantized, sizes, self.kernels, self.threads, images, workers, self.variants)
 
     def measure_errors(self, inputs: list[Tensor], expected: dict[int, Tensor]) -> None:
         """How far off every convolution's result is on these inputs: the difference's length over the expected length."""
         steps = [step for _, step in self._convolutions() if step.output in expected]
         inside = tuple(step for step in self.region.steps if not isinstance(step, MeanStep))  # which can only leave
         region = Region(inside, self.region.inputs, tuple(step.output for step in steps))
-        watched = QuantizedRegion(region, self.quantized.affine)
+        watched = QuantizedRegion(region, self.quantized.affine, self.quantized.precision)
         sizes = [(shape[0], shape[1], shape[2]) for shape in shapes_of(inputs)]
-        results = ByteProgram(watched, sizes, self.engine.bytes, 1, 1, 1, {})(inputs)
+        results = ByteProgram(watched, sizes, self.kernels, 1, 1, 1, {})(inputs)
         for step, result in zip(steps, results, strict=True):
             wanted = expected[step.output]
             self.errors[step.name] = float((result - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
 
     def _choice(self, index: int, step: ConvolutionStep, microseconds: float | None) -> LayerChoice:
-        affine = self.quantized.affine[step.inputs[0]]
-        low, high = -affine.zero_point * affine.scale, (255 - affine.zero_point) * affine.scale
-        how = "torch, on the integers" if microseconds is None else str(self.variants.get(index, "int8"))
+        precision, affine = self.quantized.precision, self.quantized.affine[step.inputs[0]]
+        together = "quads" if precision == "int8" else "pairs"
+        how = "torch" if microseconds is None else f"{precision}, {together} {self.variants.get(index, '')}".strip()
+        covered = (-affine.zero_point * affine.scale, (255 - affine.zero_point) * affine.scale)
         return LayerChoice(
             step.name, step.window, step.weight.numel(), step.density, how, microseconds,
-            precision="int8", range=(low, high), error=self.errors.get(step.name),
+            precision=precision, range=covered if precision == "int8" else None, error=self.errors.get(step.name),
         )  # fmt: skip

@@ -15,7 +15,6 @@ from autosparse.serving.agreement import difference
 from autosparse.serving.copies import working_copy
 from autosparse.serving.kinds import is_convolution, is_linear
 from autosparse.serving.quantized.calibration import Quantization, observe_modules
-from autosparse.serving.quantized.emulation import rounded
 from autosparse.serving.quantized.steps import Affine, Range
 
 Served = TypeVar("Served", bound=nn.Module)
@@ -72,7 +71,7 @@ def _quantized(layer: nn.Module, limits: Range) -> Iterator[None]:
     affine = Affine.covering(*limits)
 
     def round_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (rounded(inputs[0], affine), *inputs[1:]) if inputs else inputs
+        return (affine.rounded(inputs[0]), *inputs[1:]) if inputs else inputs
 
     handle = layer.register_forward_pre_hook(round_input)
     layer._parameters["weight"] = nn.Parameter(near.t() if _transposed(layer) else near, requires_grad=False)

@@ -38,12 +38,20 @@ class Affine:
         """The nearest bytes, as the kernels round."""
         return torch.round(x / self.scale + self.zero_point).clamp(0, 255)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """What is left of a tensor as bytes."""
+        return (self.quantize(x) - self.zero_point) * self.scale
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizedConvolution(ConvolutionStep):
-    """A convolution whose weight holds int8 numbers: real weight = scales * weight, by output channel."""
+    """A convolution whose weight holds int8 or bfloat16 numbers: real weight = scales * weight, by output channel."""
 
     scales: Tensor = field(kw_only=True)
+
+    @property
+    def real_weight(self) -> Tensor:
+        return self.weight.float() * self.scales.view(-1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,11 @@ class QuantizedRegion:
 
     region: Region
     affine: Mapping[int, Affine]
+    precision: str = "int8"
+
+    def rounded(self, x: Tensor, value: int) -> Tensor:
+        """What is left of a tensor in the engine."""
+        return self.affine[value].rounded(x) if self.precision == "int8" else x.bfloat16().float()
 
 
 def fuse_bytes(region: Region) -> Region:
@@ -92,6 +105,21 @@ def quantize(region: Region, ranges: Mapping[int, Range]) -> QuantizedRegion:
             affine[step.output] = affine[step.inputs[0]]
         steps.append(_quantized(step) if isinstance(step, ConvolutionStep) else step)
     return QuantizedRegion(replace(region, steps=tuple(steps)), affine)
+
+
+def in_bfloat16(region: Region) -> QuantizedRegion:
+    """A fused region in bfloat16, where numbers need no scale."""
+    values = {value for step in region.steps for value in (*step.inputs, step.output)}
+    steps = tuple(_halved(step) if isinstance(step, ConvolutionStep) else step for step in region.steps)
+    return QuantizedRegion(replace(region, steps=steps), dict.fromkeys(values, Affine(1.0, 0)), "bfloat16")
+
+
+def _halved(step: ConvolutionStep) -> QuantizedConvolution:
+    kept = {part.name: getattr(step, part.name) for part in fields(step)}
+    bias = None if step.bias is None else step.bias.detach().float().clone()
+    return QuantizedConvolution(
+        **kept | {"weight": step.weight.detach().bfloat16(), "bias": bias}, scales=torch.ones(step.out_channels)
+    )
 
 
 def _quantized(step: ConvolutionStep) -> QuantizedConvolution:

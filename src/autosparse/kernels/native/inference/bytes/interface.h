@@ -61,6 +61,7 @@ struct ByteOp {
     int64_t outside;                           // which outside tensor
     QuadRows weights;
     float other_scale;
+    float low, high;                           // bounds of the result in bfloat16; of bytes, their range is the bounds
     int64_t first_channel;                     // of the output, where row 0 of the quads goes
     int64_t tile_chunks;
     // the largest of a window
@@ -87,6 +88,7 @@ struct ByteTable {
     int64_t max_chunks[3];                     // largest tile_chunks for blocks of 1, 2 and 4 rows
     // `call` counts its arena and its scratch in floats, as for the float engine.
     void (*run)(const ByteOp* ops, int64_t count, const Call* call);
+    // null in bfloat16
     // output[tokens][rows] = quantized input[tokens][columns] * weight + bias + other, bounded; other may be null.
     int64_t (*linear_scratch)(const ByteLinear*, int64_t tokens);  // bytes for one thread
     void (*linear_quads)(const ByteLinear*, int64_t tokens, int64_t threads, const float* input, const float* other,
