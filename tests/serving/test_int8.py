@@ -20,6 +20,7 @@ from autosparse.serving.quantized.region import ByteRegion
 from autosparse.serving.quantized.steps import Affine
 
 from .byte_reference import multiply_add, quantize
+from .test_decoding import small
 
 NEAR = 0.06
 
@@ -315,6 +316,15 @@ def test_a_vision_transformer() -> None:
     linears = [layer for layer in deployed.layers() if layer.kind == "linear" and "pooler" not in layer.name]
     assert len(linears) == 12
     assert {layer.precision for layer in linears} == {"int8"}
+
+
+def test_models_that_write_tokens_stay_in_float32() -> None:
+    model = small("pre").eval()
+    source, target = torch.randint(4, 30, (2, 9)), torch.randint(4, 30, (2, 7))
+    with pytest.warns(match="fewer bytes to read"):
+        deployed = autosparse.deploy(model, (source, target), threads=1, precision="int8", calibration=[(source, target)])
+    assert {layer.precision for layer in deployed.layers()} == {"float32"}
+    assert torch.equal(deployed.generate(source, 1, 2, 6), model.generate(source, 1, 2, 6))
 
 
 def test_few_tokens_use_dense_rows() -> None:

@@ -21,6 +21,7 @@ from autosparse.serving.decoders import deployed_class
 from autosparse.serving.deployed import Deployed, Prepared
 from autosparse.serving.example import Example
 from autosparse.serving.example_spec import describe
+from autosparse.serving.layerwise import writes_tokens
 from autosparse.serving.quantized.calibration import Quantization, quantization_for
 from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
@@ -97,6 +98,8 @@ def _about(served: Served, engine: Engine, precision: str) -> list[str]:
     """By how much a model in another precision than float32 differs, if that is much; and if nothing is in it."""
     if precision == "bfloat16" and engine.halves is None:
         return ["this processor multiplies no bfloat16 (avx512_bf16): float32 is used"]
+    if writes_tokens(served.module):
+        return [f"linear layers are not in {precision}: for single tokens, non-zeros with a bitmask are fewer bytes to read"]
     if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
         return [f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be"]
     if served.difference > MUCH:

@@ -41,7 +41,7 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
     observed = _observe(model, example)
     quantization = preparation.quantization
     inputs: dict[nn.Module, ObservedInput] = {}
-    if quantization is not None and quantization.batches:
+    if quantization is not None and quantization.batches and not writes_tokens(model):
         linears = {layer: name for name, layer in model.named_modules() if is_linear(layer) and name not in quantization.keep}
         inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
     if convolutions:
@@ -62,6 +62,11 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
                 tokens = tokens[1:]
             preparation.choices.linear(packed[layer], tokens, preparation.hot)
         setattr(parent, leaf, packed[layer])
+
+
+def writes_tokens(model: nn.Module) -> bool:
+    """Whether a model decodes token by token: float32 non-zeros with a bitmask are then fewer bytes to read than int8."""
+    return callable(getattr(model, "generate", None))
 
 
 def _in_bytes(name: str, layer: nn.Linear, read: ObservedInput, preparation: Preparation) -> ByteLinear:

@@ -134,7 +134,10 @@ class PackedLinear(NativeModule):
         return other is None or (readable(other) and other.shape == (*x.shape[:-1], self.out_features))
 
     def dense(self, x: Tensor, other: Tensor | None) -> Tensor:
-        result = F.linear(x, self.weight, self.bias)
+        return self._finished(F.linear(x, self.weight, self.bias), x, other)
+
+    def _finished(self, result: Tensor, x: Tensor, other: Tensor | None) -> Tensor:
+        """The products of x with what is added, within the bounds."""
         if self.rank is not None and result.dim() != self.rank:
             raise ValueError(
                 f"{self.name} takes {self.rank}D input, as in deploy's example, since its batch norm is folded; "

@@ -26,6 +26,7 @@ QUADS = {block: "int8, quads" + (f" of {block} rows" if block > 1 else "") for b
 TORCH = "torch, on the integers"
 FEWEST_FOR_QUADS = 8  # tokens: fewer leave most of a vector empty
 MOST_FOR_DOTS = 64
+TILES = (1, 2, 4, 8)  # chunks of tokens at a time
 ROUNDS = 5
 
 
@@ -58,6 +59,7 @@ class ByteLinear(PackedLinear):
         self.measured: dict[int, str] = {}
         self._ways: dict[int, str] = {}
         self._weights: dict[tuple[str, int], native.ByteLinear] = {}
+        self._tiles: dict[str, int] = {}  # chunks that were fastest, by way
         self._memory = []
         self._product = self._scaled()
 
@@ -91,11 +93,31 @@ class ByteLinear(PackedLinear):
         if tokens in self.measured:
             return
         best = ways[0]
-        if len(ways) > 1:
+        trials = [(way, chunks) for way in ways for chunks in self._possible_tiles(way, tokens)]
+        if len(trials) > 1:
             x = torch.randn(tokens, self.in_features) * self.affine.scale * 32
-            seconds = fastest({way: partial(self.compute, way, x, None) for way in ways}, self.threads, ROUNDS)
-            best = min(ways, key=lambda way: seconds[way])
+            calls = {trial: partial(self._timed, *trial, x) for trial in trials}
+            seconds = fastest(calls, self.threads, ROUNDS)
+            for way, chunks in sorted(trials, key=lambda trial: -seconds[trial]):
+                best, self._tiles[way] = way, chunks
+            self._forget_packed()
         self.use({**self.measured, tokens: best})
+
+    def _possible_tiles(self, way: str, tokens: int) -> list[int]:
+        if way == DOTS or self.engine is None:
+            return [1]
+        most = min(self.engine.bytes.max_chunks(_block(way)), -(-tokens // native.CHUNK_PIXELS))
+        return sorted({min(chunks, most) for chunks in TILES})
+
+    def _timed(self, way: str, chunks: int, x: Tensor) -> Tensor:
+        self._tiles[way] = chunks
+        return self.natively(way, x, None)
+
+    def _forget_packed(self) -> None:
+        """What was packed for measuring alone."""
+        with self._lock:
+            self._weights.clear()
+            self._memory.clear()
 
     def _nearest(self, tokens: int) -> str:
         ways = self.ways(tokens)
@@ -108,11 +130,8 @@ class ByteLinear(PackedLinear):
 
     def dense(self, x: Tensor, other: Tensor | None) -> Tensor:
         """In torch, for what native code cannot read, with the same rounding."""
-        self.weight = dequantize_weight(self.integers, self.scales)
-        try:
-            return super().dense(self.affine.rounded(x) if x.is_floating_point() else x, other)
-        finally:
-            del self.weight
+        weight = dequantize_weight(self.integers, self.scales)
+        return self._finished(F.linear(self.affine.rounded(x) if x.is_floating_point() else x, weight, self.bias), x, other)
 
     def natively(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
         assert self.engine is not None
@@ -134,7 +153,7 @@ class ByteLinear(PackedLinear):
         chunks = 1
         if way != DOTS:
             most = self.engine.bytes.max_chunks(_block(way)) if self.engine else 1
-            chunks = min(most, -(-tokens // native.CHUNK_PIXELS))
+            chunks = min(most, -(-tokens // native.CHUNK_PIXELS), self._tiles.get(way, TILES[-1]))
         if (way, chunks) not in self._weights:
             with self._lock:
                 if (way, chunks) not in self._weights:

@@ -89,8 +89,8 @@ int64_t token_at(int64_t place, int64_t chunks) {
 
 // Results of a few rows, which lie row by row in `ready`, into output[tokens][all rows].
 template <class Simd>
-void turn_results(const ByteLinear& layer, int64_t tokens, int64_t chunks, int64_t row, int64_t rows, const float* ready,
-                  const float* other, float* output) {
+void turn_results(const ByteLinear& layer, int64_t tokens, int64_t chunks, const int64_t* token_of, int64_t row, int64_t rows,
+                  const float* ready, const float* other, float* output) {
     using Floats = typename Simd::Floats;
     constexpr int kLanes = Floats::lanes;
     const int64_t width = linear_width(layer), all = layer.weights.rows;
@@ -104,7 +104,7 @@ void turn_results(const ByteLinear& layer, int64_t tokens, int64_t chunks, int64
             }
             Floats::transpose(square);
             for (int i = 0; i < kLanes; ++i) {
-                const int64_t token = token_at<Simd>(place + i, chunks), at = token * all + row + first;
+                const int64_t token = token_of[place + i], at = token * all + row + first;
                 if (token < tokens) {
                     const auto sum = other ? Floats::add(square[i], Floats::load_first(other + at, count)) : square[i];
                     Floats::store_first(output + at, activate(sum), count);
@@ -121,10 +121,14 @@ void linear_quad_tile(const ByteLinear& layer, int64_t tokens, int64_t begin, in
     const int64_t width = linear_width(layer), all = layer.weights.rows, block = layer.weights.block;
     const int64_t chunks = divide_up(tokens, kChunkPixels);
     const auto kernel = QuadKernels<Simd, FloatSink<Simd>>::of(block, chunks);
+    int64_t token_of[Simd::chunks[0] * kChunkPixels];
+    for (int64_t place = 0; place < chunks * kChunkPixels; ++place) {
+        token_of[place] = token_at<Simd>(place, chunks);
+    }
     for (int64_t first = begin; first < end; first += kTurnedRows / block) {
         const int64_t last = smaller(first + kTurnedRows / block, end), row = first * block;
         kernel(layer.weights, first, last, tile, FloatSink<Simd>{ready, width, row});
-        turn_results<Simd>(layer, tokens, chunks, row, smaller(last * block, all) - row, ready, other, output);
+        turn_results<Simd>(layer, tokens, chunks, token_of, row, smaller(last * block, all) - row, ready, other, output);
     }
 }
 
