@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from autosparse.sparsifier import Sparsifier
 from tests.compute.test_auto import EPOCHS, STEPS, Measured, Net, Run, batch, measured
 
 __all__ = ["measured"]
+ROOT = Path(__file__).parents[2]
 HALF = torch.bfloat16
 pytestmark = pytest.mark.skipif(not kernels.available(HALF), reason="no bfloat16 kernels")
 
@@ -99,6 +102,17 @@ def test_gradients_of_a_whole_net(fuse: bool, way: str) -> None:
         return sum(float((one - other).square().sum()) for one, other in zip(found, exact, strict=True)) ** 0.5
 
     assert distance(ours) <= 1.2 * distance(dense)
+
+
+def test_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "tests.compute.bfloat16_rank", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["plans"] == second["plans"]
+    assert first["plans"][1] == (BFLOAT16, ("forward", "input", "weight"))
+    assert all(torch.equal(value, second["model"][name]) for name, value in first["model"].items())
 
 
 def test_real_times_of_both_precisions() -> None:
