@@ -124,6 +124,7 @@ def test_a_whole_update_cycle_is_timed() -> None:
         (["small_conv", "--method", "cs"], "--method cs cannot start at a given sparsity"),
         (["bench_nets:Words", "--inputs", "bench_nets:nothing"], "must return a tensor or a tuple of tensors"),
         (["small_conv", "--compute", "quick"], "--compute quick is not known; give auto, dense, sparse"),
+        (["small_conv", "--precision", "half"], "--precision half is not known; give float32 or bfloat16"),
         (["small_conv", "--out", "bench_nets.py"], "exists already"),
         (["."], "holds no finished run"),
     ],

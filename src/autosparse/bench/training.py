@@ -30,7 +30,6 @@ RATE, MOMENTUM, DECAY = 0.01, 0.875, 2**-15
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 DENSE = "dense torch"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-PRECISIONS = (FLOAT32, BFLOAT16)
 IN_FLOAT32 = f"{DENSE}, {FLOAT32}"  # beside a baseline of lower precision
 AUTOSPARSE = "autosparse"
 STEPS_PER_EPOCH = 100

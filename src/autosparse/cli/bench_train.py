@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autosparse.compute.compute import LayerPlan
 
 MODES = ("auto", "dense", "sparse")
+PRECISIONS = ("float32", "bfloat16")
 HELP = """Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
 
 WHAT is a built-in model, your own module:function that returns one (for images, or with --inputs for anything; then the
@@ -54,9 +55,7 @@ def run(
         "autosparse", help="Another method, such as rigl or random; the mean of a whole update cycle is timed."
     ),
     inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch: for models of any input."),
-    precision: str = typer.Option(
-        "float32", help="float32, or bfloat16: steps under autocast, beside dense torch in both precisions."
-    ),
+    precision: str = typer.Option("float32", help="float32, or bfloat16 autocast, beside dense torch in both precisions."),
     compute: str = typer.Option("auto", help="auto, sparse, dense: how AutoSparse's layers run; several take turns."),
     layer_by_layer: bool = typer.Option(False, "--layer-by-layer", help="Do not fuse batch norms with convolutions."),
     exclude: str = typer.Option("", help="Layers to leave dense, such as fc or output, separated by commas."),
@@ -70,7 +69,7 @@ def run(
     force: bool = typer.Option(False, "--force", help="Replace the JSON file if it is there."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
-    from autosparse.bench.training import PRECISIONS, Settings, Start, prepare
+    from autosparse.bench.training import Settings, Start, prepare
     from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable
 
@@ -78,11 +77,7 @@ def run(
     if out is not None:
         refuse_existing(out, force)
         refuse_unwritable(out)
-    modes = words(compute)
-    if not modes or not set(modes) <= set(MODES):
-        raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"--precision {precision} is not known; give {' or '.join(PRECISIONS)}")
+    modes = checked(compute, precision)
     settings = Settings(
         what=what,
         batch=batch,
@@ -106,6 +101,16 @@ def run(
 
 
 run.__doc__ = HELP
+
+
+def checked(compute: str, precision: str) -> list[str]:
+    """The modes that are asked for."""
+    modes = words(compute)
+    if not modes or not set(modes) <= set(MODES):
+        raise ValueError(f"--compute {compute} is not known; give {', '.join(MODES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"--precision {precision} is not known; give {' or '.join(PRECISIONS)}")
+    return modes
 
 
 def measure(
