@@ -35,12 +35,16 @@ def test_the_summary_says_whether_zeros_saved_time_and_where() -> None:
     layers.append({"name": "fc", "computed": "dense: too small: 1 million multiply-adds"})
     speed = {"milliseconds": 10.0, "dense_milliseconds": 15.0, "skipping": 7, "layers": 8, "reasons": {"too small": 1}}
     text = "\n".join(speed_lines({"speed": speed, "layers": layers}))
-    assert "1.50x    10 ms per step, dense training about 15 ms" in text
+    assert "1.50x    10 ms per step at the end, dense training about 15 ms" in text
     assert "7 of 8 layers skip zeros: conv0, conv1, conv2, conv3, conv4 ..." in text
     assert "dense: 1 too small" in text
     slower = {**speed, "dense_milliseconds": 8.0}
     assert "0.80x" in speed_lines({"speed": slower, "layers": layers})[0]
     assert "dense would have been faster" in speed_lines({"speed": slower, "layers": layers})[0]
+    gain = {"seconds": 60.0, "dense_seconds": 48.0, "ratio": 0.8, "dense": "estimated"}
+    whole = speed_lines({"speed": speed, "layers": layers, "gain": gain})[0]
+    assert "whole run       0.80x    60 s, a dense run of as many steps 48 s" in whole
+    assert "sparse was slower" in whole
     assert speed_lines({"speed": None, "layers": layers}) == []
 
 
