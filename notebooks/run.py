@@ -40,8 +40,14 @@ def cleaned(notebook: Any, folder: Path) -> Any:
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 if "text" in output:
-                    output["text"] = re.sub(r"\x1b\[[0-9;]*m", "", output["text"].replace(str(folder), "."))
+                    output["text"] = plain(output["text"].replace(str(folder), "."))
     return notebook
+
+
+def plain(text: str) -> str:
+    """Without colours, and without the Trainer's line of times."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("{'train_runtime'"))
 
 
 def main(names: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
+from autosparse.common.warnings import SparsityWarning
 from autosparse.data import open_data
 
 from .pictures import encoded, image_config, picture, write_parquet
@@ -34,8 +35,12 @@ def test_a_path_that_is_not_there(source: str, tmp_path: Path) -> None:
 
 def test_folders_without_a_split(jpeg_folder: Path) -> None:
     shutil.rmtree(jpeg_folder / "val")
-    with pytest.raises(FileNotFoundError, match=r"no folder validation or val or valid or test in .*imagenet"):
-        open_data(image_config(source="folder", path=str(jpeg_folder)))
+    with pytest.raises(FileNotFoundError, match=r"no folder learn-more in .*imagenet"):
+        open_data(image_config(source="folder", path=str(jpeg_folder), test_split="learn-more"))
+    with pytest.warns(
+        SparsityWarning, match="validate on: 3 of 21 are held out, a tenth of each of 3 classes"
+    ):
+        open_data(image_config(source="folder", path=str(jpeg_folder), image_size=16))
     with pytest.raises(FileNotFoundError, match=r"no folder learn in .*imagenet"):
         open_data(image_config(source="folder", path=str(jpeg_folder), train_split="learn"))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "digits"
 NAMED_LAYERS = 5  # of those that skip zeros, in the summary
-HELP = """Train a recipe; with none, the embedded default: a small net on scikit-learn's digits.
+HELP = """Train a recipe; with none, the embedded default: a small net on the digits, which come with the package.
 
 Examples:
 
