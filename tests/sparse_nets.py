@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autosparse.methods import METHODS
 
@@ -20,3 +22,8 @@ def prepare_for(name: str, model: nn.Module) -> nn.Module:
     if METHODS[name]().traits.needs_zeros:
         prune_three_quarters(model)
     return model
+
+
+def example_for(name: str, example: Tensor) -> dict[str, Any]:
+    """The example input as an option of sparsify, for methods that need one."""
+    return {"example_input": example} if METHODS[name]().traits.needs_example else {}

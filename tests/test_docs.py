@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 import autosparse
 from autosparse.methods import METHODS
 from autosparse.methods.families.base import LooksAtData
-from tests.sparse_nets import prepare_for
+from tests.sparse_nets import example_for, prepare_for
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -187,7 +187,8 @@ def accumulated(name: str, parts: int) -> tuple[autosparse.Sparsifier, nn.Module
     often = {"update_every": 2} if "update_every" in METHODS[name].__dataclass_fields__ else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", autosparse.SparsityWarning)  # OptG's ramp needs more than two epochs
-        sp = autosparse.sparsify(model, autosparse.method(name, **often), epochs=2, steps_per_epoch=2)
+        example = example_for(name, torch.zeros(2, 12, dtype=torch.float64))
+        sp = autosparse.sparsify(model, autosparse.method(name, **often), epochs=2, steps_per_epoch=2, **example)
     opt = torch.optim.SGD(sp.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)
     sp.bind(opt)
     inputs, targets = torch.randn(16, 12, dtype=torch.float64), torch.randint(3, (16,))
@@ -228,7 +229,8 @@ def test_methods_that_need_whole_weights_refuse_fsdp2(monkeypatch: pytest.Monkey
             prepare_for(name, model)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", autosparse.SparsityWarning)  # OptG's ramp needs more than two epochs
-                sp = autosparse.sparsify(model, autosparse.method(name), epochs=2, steps_per_epoch=2)
+                example = example_for(name, torch.zeros(2, 8))
+                sp = autosparse.sparsify(model, autosparse.method(name), epochs=2, steps_per_epoch=2, **example)
             fully_shard(model, mesh=mesh)
             opt = torch.optim.SGD(sp.param_groups(), lr=0.1)
             if cls().traits.shardable:

@@ -14,9 +14,10 @@ moved.install()
 # Loaded on first use, so that `import autosparse.cli` does not wait for torch: each module with the names that it gives.
 _NAMES = {
     "methods": (
-        *("ACDC", "AutoSparse", "CS", "DNS", "DNW", "DPF", "DSR", "DST", "Feather", "FeatherGA", "GMP", "GraNet", "GraSP"),
-        *("Keep", "LTP", "LotteryTicket", "MEST", "OptG", "PruneRetrain", "Random", "RigL", "SCL", "SET", "SNFS", "SNIP"),
-        *("ST3", "ST3GA", "STR", "SWAT", "SynFlow", "TopKAST", "TopKASTGA", "TopKASTPP", "Wanda", "list_methods", "method"),
+        *("ACDC", "AutoSparse", "CS", "DNS", "DNW", "DPF", "DSR", "DST", "Feather", "FeatherGA", "GDP", "GMP", "GraNet"),
+        *("GraSP", "GradMax", "Keep", "LTP", "LotteryTicket", "MEST", "OptG", "PruneRetrain", "Random", "RigL", "SCL", "SET"),
+        *("SNFS", "SNIP", "ST3", "ST3GA", "STR", "SWAT", "SynFlow", "ThreeSP", "TopKAST", "TopKASTGA", "TopKASTPP", "Wanda"),
+        *("list_methods", "method"),
     ),
     "methods.annealing": ("GradientAnnealing",),
     "methods.autotune": ("AutoTune", "ReferenceRecorder", "threshold_decay"),
@@ -25,6 +26,7 @@ _NAMES = {
     "sparsifier.recalibration": ("recalibrate",),
     "sparsifier.zeros": ("keep_zeros", "prune"),
     "cost": ("profile",),
+    "structure": ("shrink", "shrink_like"),
     "export": ("load_sparse", "save_sparse"),
     "serving": ("deploy", "load_deployed"),
     "sparsifier.estimate": ("estimate",),
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from autosparse.sparsifier.recalibration import recalibrate as recalibrate
     from autosparse.sparsifier.zeros import keep_zeros as keep_zeros
     from autosparse.sparsifier.zeros import prune as prune
+    from autosparse.structure import shrink as shrink
+    from autosparse.structure import shrink_like as shrink_like
 
 
 def __getattr__(name: str) -> Any:

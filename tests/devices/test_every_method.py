@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autosparse
-from autosparse import ACDC
+from autosparse import ACDC, GradMax
 from autosparse.methods import Budgeted
 from autosparse.methods.target import TargetController
 
@@ -52,7 +52,7 @@ def is_due(run: Run, when: str) -> bool:
     method, controller = run.sp.method, run.sp.parts.get("controller")
     if isinstance(controller, TargetController):
         return when == "after" and controller.due(run.sp.step)
-    return isinstance(method, Budgeted | ACDC) and getattr(method, "when", "after") == when and method.due(run.sp)
+    return isinstance(method, Budgeted | ACDC | GradMax) and getattr(method, "when", "after") == when and method.due(run.sp)
 
 
 def start(name: str, seed: int = 0) -> Watched:

@@ -199,6 +199,28 @@ OTHERS: dict[str, dict[str, Other]] = {
         "rounds": Other(2),
     },
     "lottery": {**RANKED, "rounds": Other(2), "rewind_epoch": Other(0)},
+    "3sp": {
+        "flops": Other(0.3, {"sparsity": None}),
+        "sparsity": Other(0.7),
+        "per_flop": Other(False),
+    },
+    "gdp": {
+        "penalty_weight": Other(5.0),
+        "flops": Other(0.9),
+        "theta_init": Other(0.6),
+        "epsilon": Other(0.2),
+        "final_epsilon": Other(0.01),
+        "closed_below": Other(0.1),
+    },
+    "gradmax": {
+        "start_width": Other(0.4),
+        "final_width": Other(0.75),
+        "begin": Other(0.3),
+        "end": Other(0.8),
+        "growths": Other(2),
+        "scale": Other(1.0),
+        "epsilon": Other(0.1),
+    },
     "dns": {
         **ENDS,
         "c_rate": Other(0.5),

@@ -159,7 +159,8 @@ def begin(
     row, model = ROWS[name], prepare_for(name, make_net(net)).to(device)
     how = method or make_method(name)
     epochs = max(row.epochs, EPOCHS // how.traits.rounds)  # of one round; another value of a field may mean fewer rounds
-    sp = autosparse.sparsify(model, how, epochs=epochs, steps_per_epoch=STEPS, **row.options)
+    options = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in row.options.items()}
+    sp = autosparse.sparsify(model, how, epochs=epochs, steps_per_epoch=STEPS, **options)
     forward = wrap(model) if wrap else model
     opt = make_optimizer(optimizer, sp.param_groups(weight_decay=1e-3))
     sp.bind(opt)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autosparse import GradientAnnealing
@@ -29,7 +30,7 @@ class Moment:
 
 
 Passes = tuple[float, float, float]
-Promise = Callable[[Sequence[Layer]], list[int] | int]
+Promise = Callable[[Sequence[Layer]], list[int] | int | range]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,24 @@ def quarter_of_all(layers: Sequence[Layer]) -> int:
     return sum(layer.numel for layer in layers) // 4
 
 
+def half_by_channels(layers: Sequence[Layer]) -> range:
+    """A channel is at most a quarter of a layer's rows, and of the columns of two others."""
+    total = sum(layer.numel for layer in layers)
+    largest = sorted(layer.numel for layer in layers)[-3:]
+    return range(total // 2 - sum(largest) // 4, total // 2 + 1)
+
+
+# The share of a layer's channels that GradMax grows to: those that it makes, times those that it reads.
+GROWN = {
+    "conv1": 0.5, "conv2": 0.25, "conv3": 0.25, "conv4": 0.25, "conv5": 0.25, "conv6": 0.25, "fc": 0.5,
+    "blocks.0.feed_forward.expand": 0.5, "blocks.0.feed_forward.contract": 0.5, "1": 0.5, "3": 0.25, "5": 0.5,
+}  # fmt: skip
+
+
+def half_of_what_grows(layers: Sequence[Layer]) -> list[int]:
+    return [int(layer.numel * GROWN.get(layer.name, 1)) for layer in layers]
+
+
 def random_graph(layers: Sequence[Layer], scale: Callable[[Sequence[int]], float]) -> list[int]:
     """Density in proportion to `scale`, full layers dense, a quarter of all weights together."""
     sizes, full = [layer.numel for layer in layers], set[int]()
@@ -136,6 +155,7 @@ def positive_logits(layer: Layer) -> Tensor:
 
 # ----------------------------------------------------------------------------------------------------------------- the table
 
+WITH_EXAMPLE = {"example_input": torch.zeros(2, 1, 8, 8)}  # for methods that follow channels
 ANNEALED = GradientAnnealing(alpha=0.6, zero_epoch=3)
 
 ROWS: dict[str, Row] = {
@@ -228,4 +248,26 @@ ROWS: dict[str, Row] = {
         holds_zeros=True,
     ),
     "dns": Row({"c_rate": 0.0, "gamma": 0.01}, dense_weight_gradient),
+    "3sp": Row(
+        {"sparsity": 0.5},
+        sparse,
+        half_by_channels,
+        scores=True,
+        scoring_steps=SCORED_BATCHES,
+        options=WITH_EXAMPLE,
+        holds_zeros=True,
+    ),
+    "gdp": Row(
+        {"penalty_weight": 40.0, "theta_init": 0.25, "flops": 0.6, "closed_below": 0.36, "final_epsilon": 0.05},
+        sparse,
+        options=WITH_EXAMPLE,
+    ),
+    "gradmax": Row(
+        {"final_width": 0.5, "growths": 3, "begin": 0.1},
+        sparse,
+        half_of_what_grows,
+        throughout=False,
+        options=WITH_EXAMPLE,
+        holds_zeros=True,
+    ),
 }

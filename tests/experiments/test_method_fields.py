@@ -30,7 +30,7 @@ def test_every_method_gets_a_block_that_a_recipe_accepts(name: str) -> None:
     block = made(name)
     assert small(method=block).method["name"] == name
     field = sparsity_field(name)
-    assert (field is None) == (name in methods.LEARNED or name == "keep")
+    assert (field is None) == (name in methods.LEARNED or name in ("keep", "gradmax"))
     if field:
         assert block[field] == 0.9
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import autosparse
 from autosparse.methods.families.base import LooksAtData
-from tests.sparse_nets import prepare_for
+from tests.sparse_nets import example_for, prepare_for
 
 FIELDS = {"rigl": {"update_every": 2}, "dsr": {"update_every": 2}, "gmp": {"begin": 0.0, "update_every": 1}}
 
@@ -25,7 +25,9 @@ def train(name: str, memory_format: torch.memory_format) -> list[tuple[Tensor, T
     prepare_for(name, model).to(torch.float64).to(memory_format=memory_format)
     images = torch.randn(6, 3, 8, 8, dtype=torch.float64).to(memory_format=memory_format)
     labels = torch.randint(5, (6,))
-    run = autosparse.sparsify(model, autosparse.method(name, **FIELDS.get(name, {})), epochs=1, steps_per_epoch=5)
+    run = autosparse.sparsify(
+        model, autosparse.method(name, **FIELDS.get(name, {})), epochs=1, steps_per_epoch=5, **example_for(name, images)
+    )
     if isinstance(run.method, LooksAtData):
         run.score([(images, labels)], lambda net, batch: cross_entropy(net(batch[0]), batch[1]))
     optimizer = torch.optim.SGD(run.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)

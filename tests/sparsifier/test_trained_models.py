@@ -18,12 +18,13 @@ from autosparse.methods.families.base import LooksAtData
 from autosparse.sparsifier.first_step import cross_entropies
 from autosparse.sparsifier.trained import is_trained
 
+from ..sparse_nets import example_for
 from ..states import differences
 
 GENTLE = "To keep what it has learned, start with start_sparsity=0."
 KEEPS = {  # methods whose defaults leave a trained model as it is; those that look at data change it when they are scored
-    "acdc", "cs", "dpf", "dst", "feather", "feather+ga", "gmp", "grasp", "lottery", "ltp", "optg", "prune_retrain", "scl",
-    "snip", "st3", "st3+ga", "synflow", "wanda",
+    "3sp", "acdc", "cs", "dpf", "dst", "feather", "feather+ga", "gdp", "gmp", "grasp", "lottery", "ltp", "optg",
+    "prune_retrain", "scl", "snip", "st3", "st3+ga", "synflow", "wanda",
 }  # fmt: skip
 METHODS = [name for name in autosparse.list_methods() if not autosparse.method(name).traits.needs_zeros]
 
@@ -116,7 +117,7 @@ def test_every_method_says_so_if_it_changes_a_trained_model(name: str, trained: 
     plain = net()
     plain.load_state_dict(trained)
     high = {"sparsity": 0.98} if name.startswith("topkast") else {}  # at 80 % their ends, which stay dense, save this net
-    model, sp, opt = sparsified(trained, autosparse.method(name, **high))
+    model, sp, opt = sparsified(trained, autosparse.method(name, **high), **example_for(name, batch(4)[0]))
     inputs, labels = batch()
     with torch.no_grad():
         losses = [float(loss_of(each.eval(), inputs, labels)) for each in (plain, model)]
@@ -160,7 +161,7 @@ def test_fresh_models_are_told_from_trained_ones(trained: dict[str, Tensor]) -> 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_alarm_for_a_fresh_model(name: str) -> None:
-    model, sp, opt = sparsified(None, autosparse.method(name))
+    model, sp, opt = sparsified(None, autosparse.method(name), **example_for(name, batch(4)[0]))
     if isinstance(sp.method, LooksAtData):
         sp.score([batch()], lambda model, data: loss_of(model, *data))
     assert not sp.first_step.waits

@@ -42,6 +42,8 @@ class Ledger:
         self._steps = 0
         self.dense_steps = 0.0  # reference steps at the full dense cost
         self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
+        self._products: dict[str, float] = {}  # densities of activation products now: 1 unless attention heads are gone
+        self._saved_products: dict[str, float] = {}  # steps' worth of them that was not spent
 
     @property
     def steps(self) -> int:
@@ -63,6 +65,12 @@ class Ledger:
             self._sums = self._sums.to(densities.device)
         self._sums += densities.detach()
         self._steps += 1
+        for name, density in self._products.items():
+            self._saved_products[name] = self._saved_products.get(name, 0.0) + 1 - density
+
+    def set_product_densities(self, densities: Mapping[str, float]) -> None:
+        """Give the share of activation products that is computed from now on, by their names in the profile."""
+        self._products = dict(densities)
 
     def add_dense_steps(self, count: float) -> None:
         """Add reference steps at the full dense cost: spent, but no part of the baseline."""
@@ -96,7 +104,8 @@ class Ledger:
             raise ValueError(f"{len(densities)} densities for {len(self.layer_names)} sparsified layers")
         reached = {layer.name for layer in profile.layers} | {layer.tied_to for layer in profile.layers}
         pairs = zip(self.layer_names, densities, strict=True)
-        return profile.inference_fraction({name: float(density) for name, density in pairs if name in reached})
+        known = {name: float(density) for name, density in (*pairs, *self._products.items()) if name in reached}
+        return profile.inference_fraction(known)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; exact."""
@@ -106,11 +115,12 @@ class Ledger:
             "dense_steps": self.dense_steps,
             "sums": self._sums.tolist(),
             "profile": None if self.profile is None else [asdict(layer) for layer in self.profile.layers],
+            **({"products": [dict(self._products), dict(self._saved_products)]} if self._products else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved ledger of the same layers; a profile known here is kept when none was saved."""
-        missing = [key for key in self.state_dict() if key not in state]
+        missing = [key for key in self.state_dict() if key not in state and key != "products"]
         if missing:
             raise ValueError(f"the ledger's state lacks {', '.join(missing)}")
         saved = tuple(state["layer_names"])
@@ -123,6 +133,8 @@ class Ledger:
             )
         self._steps = int(state["steps"])
         self.dense_steps = float(state["dense_steps"])
+        products, saved = state.get("products", ({}, {}))
+        self._products, self._saved_products = dict(products), dict(saved)
         sums = torch.tensor(state["sums"], dtype=torch.float64)
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:
@@ -152,6 +164,8 @@ class Ledger:
         for layer in profile.layers:
             by_tie = columns.get(layer.tied_to, dense) if layer.tied_to else dense
             forward, input_gradient, weight_gradient = columns.get(layer.name, by_tie)
+            if layer.name in self._saved_products:
+                forward = input_gradient = weight_gradient = forward - self._saved_products[layer.name]
             density_steps = forward + weight_gradient
             if self._has_input_gradient(layer):
                 density_steps += input_gradient

@@ -156,7 +156,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def same_random_state(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """torch's random numbers are afterwards what they were before, on the devices of the model and its inputs."""
     tensors = [*model.parameters(), *tensors_in((args, kwargs))]
-    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    found = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    devices = {device for device in found if hasattr(torch, device.type)}  # others have no random numbers of their own
     kind = next((device.type for device in devices), "cuda")
     indices = sorted({device.index or 0 for device in devices if device.type == kind})
     with torch.random.fork_rng(devices=indices, device_type=kind):

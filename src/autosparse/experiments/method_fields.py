@@ -15,6 +15,7 @@ LEARNED: dict[str, dict[str, Any]] = {
     "cs": {"s_init": 0.0, "penalty_weight": 1e-6, "train_ticket": True},
     "scl": {"penalty_weight": 0.25},
     "dns": {"c_rate": 1.75},
+    "gdp": {"penalty_weight": 2.0, "theta_init": 0.5},
 }
 # Longer runs get the methods' own defaults, which were made for ImageNet.
 SHORT_RUN = 5_000

@@ -29,7 +29,9 @@ from autosparse.methods.families.rounds import Rounds as Rounds
 from autosparse.methods.families.scored import ScoredMask as ScoredMask
 from autosparse.methods.feather import Feather as Feather
 from autosparse.methods.feather import FeatherGA as FeatherGA
+from autosparse.methods.gdp import GDP as GDP
 from autosparse.methods.gmp import GMP as GMP
+from autosparse.methods.gradmax import GradMax as GradMax
 from autosparse.methods.granet import GraNet as GraNet
 from autosparse.methods.grasp import GraSP as GraSP
 from autosparse.methods.keep import Keep as Keep
@@ -53,6 +55,7 @@ from autosparse.methods.st3 import ST3 as ST3
 from autosparse.methods.st3 import ST3GA as ST3GA
 from autosparse.methods.swat import SWAT as SWAT
 from autosparse.methods.synflow import SynFlow as SynFlow
+from autosparse.methods.threesp import ThreeSP as ThreeSP
 from autosparse.methods.topkast import TopKAST as TopKAST
 from autosparse.methods.topkast import TopKASTGA as TopKASTGA
 from autosparse.methods.topkast import TopKASTPP as TopKASTPP

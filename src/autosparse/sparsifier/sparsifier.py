@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_rep
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
 from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
 from autosparse.sparsifier.state import Restart, load_state, save_state, share_state, start_again_if_loaded
+from autosparse.structure import Shrinkage
+from autosparse.structure.shrinking import Smaller
 
 
 def sparsify(
@@ -59,7 +61,8 @@ def sparsify(
     costs = None if example_input is None else profile(model, example_input)
     dense = first_and_last(_order(layers, costs), *method.traits.dense_ends)
     layers = [layer for layer in layers if layer.name not in dense]
-    return Sparsifier(model, method, layers, epochs, steps_per_epoch, costs, seed, limits, convention, baseline_epochs)
+    given = (costs, seed, limits, convention, baseline_epochs, example_input)
+    return Sparsifier(model, method, layers, epochs, steps_per_epoch, *given)
 
 
 def _order(layers: Sequence[Layer], costs: Profile | None) -> list[str]:
@@ -83,6 +86,7 @@ class Sparsifier:
         limits: Guard | None,
         convention: str,
         baseline_epochs: int | None,
+        example_input: Any = None,
     ) -> None:
         counts = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "baseline_epochs": baseline_epochs}
         for name, value in counts.items():
@@ -90,6 +94,7 @@ class Sparsifier:
                 raise ValueError(f"{name} = {value!r}; it must be a whole number of at least 1")
         self.model = model
         self.method = method
+        self.example_input, self.shrinkage = example_input, cast("Shrinkage | None", None)  # the last: what finalize removed
         self.layers = list(layers)
         # Fixed for the run: a profile that comes with the first forward pass must not move the ends of the network.
         self.layer_order = _order(layers, costs)
@@ -110,8 +115,7 @@ class Sparsifier:
         self._compute = Compute()
         self._binding: Binding | None = None
         self._pending: Tensor | None = None
-        self._steps_at_epoch_start = 0
-        self._checked_first_step = False
+        self._steps_at_epoch_start, self._checked_first_step = 0, False
         self._fingerprint: plain.Fingerprint | None = None
         self._gates: tuple[float, frozenset[str]] | None = None
         self.announces_speed = True  # in a line after the first epoch
@@ -356,12 +360,14 @@ class Sparsifier:
         """The plain state with zeros baked in, at any time; training is not disturbed. Collective under FSDP2."""
         return plain.state(self.model, self.layers, self._plain_keys)
 
-    def finalize(self, into: nn.Module | None = None) -> nn.Module:
+    def finalize(self, into: nn.Module | None = None, shrink: bool = False, example_input: Any = None) -> nn.Module:
         """Remove the parametrizations and bake the zeros in; the model is plain again, with the keys it had.
 
         `into` is a plain model that takes the weights instead: the way out of a sharded model, whose ranks gather them.
+        `shrink` removes dead channels as `autosparse.shrink` does, for an example input given here or to sparsify.
         """
         self._require_attached()
+        smaller = Smaller(self.example_input if example_input is None else example_input) if shrink else None
         if self._fingerprint:
             self._fingerprint.warn_if_edited(self.model, self.layers, self.step)
         for layer in self.layers:
@@ -370,6 +376,7 @@ class Sparsifier:
                 activation_sparsity.detach(place.module)
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
+            self.shrinkage = smaller and smaller.of(into)
             return into
         self._compute.choose("dense", self.layers, self.model)
         fake.remove(self.model)
@@ -377,10 +384,10 @@ class Sparsifier:
         if self._binding:
             self._binding.remove()
             self._binding = None
-        if self._recorder:
-            self._recorder.close()
-        self.first_step.close()
+        for watcher in filter(None, (self._recorder, self.first_step)):
+            watcher.close()
         self._loading.remove()
+        self.shrinkage = smaller and smaller.of(self.model)
         return self.model
 
     def finalize_average(self, averaged: nn.Module) -> nn.Module:

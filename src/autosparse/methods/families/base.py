@@ -45,6 +45,7 @@ class Traits:
     rounds: int = 1  # how many times it trains all epochs of a run
     retrain_rate: float = 1.0  # published share of the learning rate in rounds after the first
     needs_zeros: bool = False  # works on weights that are sparse already
+    needs_example: bool = False  # follows channels through the model: sparsify needs an example input
     shardable: bool = False  # can run under FSDP2, where every rank holds a part of a weight
     # advice when the start costs a trained model much
     start_gently: str = (
@@ -76,6 +77,7 @@ class Run(Protocol):
     parts: dict[str, Any]  # the method's state machines, by name
     generator: torch.Generator
     ledger: Ledger
+    example_input: Any  # what sparsify was given, or None
 
     @property
     def total_steps(self) -> int: ...

@@ -126,18 +126,8 @@ class RankedMask(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredMask(RankedMask, FixedMask):
-    """A mask chosen once, before training, from scores that `sp.score(batches, loss_fn)` makes."""
-
-    sparsity: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_sparsity("sparsity", self.sparsity)
-
-    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
-        """A score for every weight, by layer; the highest stay."""
-        raise NotImplementedError
+class ScoredOnce(FixedMask):
+    """A mask chosen once, before training, from what `sp.score(batches, loss_fn)` sees."""
 
     def start(self, sp: Run) -> None:
         super().start(sp)
@@ -167,6 +157,29 @@ class ScoredMask(RankedMask, FixedMask):
 
     def choose(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> dict[str, Tensor]:
         """The masks, by layer."""
+        raise NotImplementedError
+
+    def apply(self, sp: Run, masks: Mapping[str, Tensor]) -> None:
+        """Set the masks."""
+        for layer in sp.layers:
+            set_mask(sp, layer, masks[layer.name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredMask(RankedMask, ScoredOnce):
+    """A mask of the highest scores, chosen once."""
+
+    sparsity: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sparsity("sparsity", self.sparsity)
+
+    def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:
+        """A score for every weight, by layer; the highest stay."""
+        raise NotImplementedError
+
+    def choose(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> dict[str, Tensor]:
         return select(self.saliency(sp, batches, loss_fn), self.sparsity, self.scope)
 
 
