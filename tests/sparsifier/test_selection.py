@@ -149,6 +149,22 @@ def test_large_parameters_that_are_left_dense_are_mentioned():
         assert names(Experts(), include=("experts.up", "output")) == ["output", "experts.up"]
 
 
+class StdConv2d(nn.Conv2d):
+    """As timm's: zeros are gone once the mean is subtracted."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
+
+
+def test_layers_that_standardise_their_weight_are_mentioned_unless_excluded():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), StdConv2d(4, 4, 3), StdConv2d(4, 4, 3))
+    with pytest.warns(autosparse.SparsityWarning, match=r"2 layers, 1 first, standardise their weight.*\(StdConv2d\)"):
+        assert [layer.name for layer in select(model)] == ["0", "1", "2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [layer.name for layer in select(model, exclude=StdConv2d)] == ["0"]
+
+
 def test_the_root_module_itself_can_be_the_layer():
     sp = autosparse.sparsify(nn.Linear(4, 4), AutoSparse(), epochs=1, steps_per_epoch=1, example_input=torch.randn(2, 4))
     (row,) = sp.report().layers

@@ -19,6 +19,7 @@ Patterns = Pattern | Sequence[Pattern] | None
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_STANDARDISED = ("StdConv", "WeightStandardized", "WSConv")  # in the names that timm, transformers and others give them
 UNNOTICED = 0.25  # of all weights: as much may be left dense without a word
 _ORDER = "the order is: .to(), sparsify, then compile / DDP / fully_shard, then the optimizer, then bind"
 
@@ -39,6 +40,7 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     if include is None:
         _mention_others([place for place in everywhere if not _is_excluded(place, exclude)])
         candidates = _without_parametrized(_without_frozen(candidates))
+    _mention_standardised(candidates)
     layers = _merge_tied(candidates, everywhere, named)
     if not layers:
         raise ValueError(
@@ -46,6 +48,18 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
             "name other parameters with include=('name', ...)"
         )
     return layers
+
+
+def _mention_standardised(candidates: list[Place]) -> None:
+    """Say where zeros do not last: a weight whose mean is subtracted in the layer's own forward has none left."""
+    places = [place for place in candidates if any(word in type(place.module).__name__ for word in _STANDARDISED)]
+    if places:
+        kind = type(places[0].module).__name__
+        warn(
+            f"{len(places)} layers, {places[0].name} first, standardise their weight in their own forward ({kind}): what they "
+            "compute with has no zeros, so theirs make files smaller and nothing faster. Leave such layers out with "
+            "exclude=(type(layer),) to spend the zeros elsewhere."
+        )
 
 
 def _places(model: nn.Module) -> list[Place]:
