@@ -173,7 +173,7 @@ MEMBERS = [
     Member("ConvNext (transformers)", "transformers", "convolution", convnext, 0.02, in_two_processes=True),
     Member("ResNet (transformers)", "transformers", "convolution", resnet),
     Member("Whisper", "transformers", "attention", whisper, 0.05),
-    Member("Wav2Vec2", "transformers", "attention", wav2vec2, 0.001, 1e-4),
+    Member("Wav2Vec2", "transformers", "attention", wav2vec2, 1e-4, 1e-4),
     Member("SegFormer (segmentation)", "transformers", "attention", segformer, 0.02),
     Member("YOLOS (detection)", "transformers", "attention", yolos, 0.002),
     Member("DETR (detection)", "transformers", "attention", detr, 0.002, 1e-4),
