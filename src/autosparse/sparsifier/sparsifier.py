@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, cast
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autosparse.common.ranks import mean_over_ranks
 from autosparse.common.tensors import is_sharded, precise, random_stream, whole
-from autosparse.common.warnings import warn
 from autosparse.compute import activation_sparsity
 from autosparse.compute.compute import Compute, LayerPlan
 from autosparse.cost import Ledger, Profile, Recorder, profile
@@ -23,6 +20,7 @@ from autosparse.methods.families.base import LooksAtData, Method, Stateful, Trai
 from autosparse.quantization import fake
 from autosparse.sparsifier import plain
 from autosparse.sparsifier.averages import finalize_copy
+from autosparse.sparsifier.epochs import finite_loss, warn_if_dense, warn_if_uneven
 from autosparse.sparsifier.exchange import Exchange, exchange_through
 from autosparse.sparsifier.first_step import FirstStep
 from autosparse.sparsifier.guard import Event, Guard, GuardState, named_if_broken, refuse_broken, watch
@@ -301,26 +299,15 @@ class Sparsifier:
     def end_epoch(self, loss: float | Tensor | None = None) -> None:
         """Close an epoch: alpha, auto-tune, history. The loss is the epoch's mean training loss; auto-tune needs it."""
         self._require_attached()
-        taken = self.step - self._steps_at_epoch_start
-        if not taken:
-            raise RuntimeError("no optimizer step was seen in this epoch: call sp.bind(optimizer) before training")
+        warn_if_uneven(self, self.step - self._steps_at_epoch_start)
         refuse_broken(self.layers, self.step)  # before the method prunes what is NaN
-        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
-        # the mean first: a loss that is NaN on one rank is an error on all of them, none is left waiting
-        value = None if value is None else mean_over_ranks(value, self.layers[0].stored.device)
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"the loss of epoch {self.epoch} is {value}: nothing was changed; look for the step that diverged")
-        if self.epoch == 0 and taken != self.steps_per_epoch:
-            warn(
-                f"the first epoch had {taken} optimizer steps, steps_per_epoch is {self.steps_per_epoch}: schedules and costs "
-                "count optimizer steps (batches divided by gradient accumulation)"
-            )
+        value = None if loss is None else finite_loss(self, loss)
         self.method.end_epoch(self, value)
         self.epoch += 1
         self._steps_at_epoch_start = self.step
         self._refresh()
         self.history.append(epoch_record(self, value))
-        self._warn_if_dense()
+        warn_if_dense(self)
         self._speed = self.speed()
         if self.epoch == 1 and self.announces_speed:
             announce(self._speed)
@@ -475,11 +462,6 @@ class Sparsifier:
         self._checked_first_step = True
         if self.method.traits.needs_decay and named:
             warn_without_decay(self._binding.optimizers, named.values())
-
-    def _warn_if_dense(self) -> None:
-        sparsity = self.history[-1]["sparsity"]
-        if self.epoch == 2 and sparsity < 1e-3 and self.method.about.budget == "learned":
-            warn(f"nothing has been pruned yet: {sparsity:.2%} zeros after 2 epochs; {self.method.traits.prune_more}")
 
     def counts(self) -> Tensor:
         """Active weights per layer, as one tensor on the model's device: no sync."""
