@@ -26,6 +26,8 @@ def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["cuda"] is torch.cuda.is_available()
     assert facts["cores"] >= 1
     assert facts["cpu"]
+    assert facts["bfloat16_kernels"] in ("none", "in float32", "pairs in bfloat16")
+    assert (facts["bfloat16_kernels"] == "none") != kernels.available(torch.bfloat16)
     assert facts["native_kernels"] == (kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}")
 
 

@@ -27,6 +27,7 @@ def environment() -> dict[str, Any]:
     import torch
 
     from autosparse import __version__, kernels
+    from autosparse.kernels.library import how_bfloat16_is_multiplied
     from autosparse.training.machine import cores, cpu_model, installed_version
 
     return {
@@ -41,4 +42,5 @@ def environment() -> dict[str, Any]:
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "native_kernels": kernels.instruction_set() if kernels.available() else f"none: {kernels.why_not()}",
+        "bfloat16_kernels": how_bfloat16_is_multiplied(),
     }

@@ -179,3 +179,11 @@ def instruction_set() -> str | None:
     """The instruction set in use: avx512, avx2 or portable; None without kernels."""
     loaded = load().kernels
     return loaded.instruction_set if loaded else None
+
+
+def how_bfloat16_is_multiplied() -> str:
+    """By the kernels for bfloat16 activations, in a few words."""
+    loaded = load().kernels
+    if loaded is None or loaded.bfloat16 is None:
+        return "none"
+    return "pairs in bfloat16" if loaded.pairs else "in float32"
