@@ -14,5 +14,5 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export AUTOSPARSE_KERNELS_DIR="$folder"
 export OMP_NUM_THREADS=2
 "$python" -m pytest -q --capture=sys -p no:cacheprovider -m "not slow" \
-  tests/kernels/test_linear.py tests/kernels/test_convolution.py tests/kernels/test_compressed.py tests/kernels/test_fused.py tests/kernels/test_threshold.py \
+  tests/kernels/test_linear.py tests/kernels/test_convolution.py tests/kernels/test_compressed.py tests/kernels/test_fused.py tests/kernels/test_threshold.py tests/kernels/test_bfloat16.py \
   tests/kernels/test_inference_library.py tests/serving/test_program.py tests/serving/test_byte_program.py tests/serving/test_int8.py tests/serving/test_decoder_native.py "$@"
