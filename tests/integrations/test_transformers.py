@@ -78,7 +78,7 @@ def test_a_run_reaches_its_target_and_logs_it(tmp_path: Path) -> None:
     assert sp.sparsity() == pytest.approx(0.7, abs=0.005)
     first, *_, last = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert first["step"] == 5
-    assert first["alpha"] == pytest.approx(TARGET.annealing().at(1, 4))
+    assert first["alpha"] == pytest.approx(TARGET.annealing().at(5 / 3, 4))
     assert 0.3 < first["sparsity"] < 0.7
     assert 0.3 < last["train_fraction"] < first["train_fraction"] < 1
     assert result.metrics["sparsity"] == sp.sparsity()
