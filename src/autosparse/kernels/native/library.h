@@ -24,8 +24,8 @@ extern "C" {
 // The training kernels of the same instruction set for tensors in bfloat16; null if there are none. They multiply in float32,
 // or (`pairs`) in bfloat16 where the processor can.
 [[gnu::visibility("default")]] const TrainingTable* autosparse_bfloat16_table(const char* name, int32_t pairs);
-// Whether vdpbf16ps is worth its unpacking here: measured at one per cycle on AMD's Zen 4, as often as a multiply-add, but at
-// one in two cycles on Intel's Sapphire and Emerald Rapids, a quarter as often.
+// Whether vdpbf16ps is worth its unpacking here: measured at one per cycle on AMD's Zen 4, as often as a multiply-add, but at a
+// quarter of the multiply-adds' rate on Intel's Emerald Rapids.
 [[gnu::visibility("default")]] int32_t autosparse_prefers_pairs();
 // The kernels that serve in bfloat16; null if this processor or this build has none.
 [[gnu::visibility("default")]] const ByteTable* autosparse_half_table();
