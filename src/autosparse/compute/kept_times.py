@@ -39,7 +39,7 @@ class KeptTimes:
         write_json(self.path, {"format": FORMAT, "version": VERSION, "kernels": kernel, "threads": threads, "times": times})
 
 
-def _conditions() -> tuple[str, int]:
+def _conditions() -> tuple[str | None, int]:
     return kernels.instruction_set(), torch.get_num_threads()
 
 
