@@ -40,6 +40,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
+SLOW = pytest.mark.slow
+
+
 def call(model: nn.Module, example: Any) -> Tensor:
     output = model(**example) if isinstance(example, dict) else model(example)
     return output if isinstance(output, Tensor) else output.logits
@@ -52,7 +55,7 @@ def flops(model: nn.Module, example: Any) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=SLOW if each == "mobilenet" else ()) for each in NETWORKS])
 def test_a_network_without_its_dead_channels(name: str, tmp_path: Path) -> None:
     build, example = NETWORKS[name]
     torch.manual_seed(0)

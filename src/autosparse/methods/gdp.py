@@ -19,6 +19,8 @@ from autosparse.methods.threesp import channel_notes
 from autosparse.parametrizations import SparseParametrization
 from autosparse.structure.wiring import Wiring, along, wire
 
+OWNERS = "_owners"
+
 
 class Gates(SparseParametrization):
     """w * g on the inputs, with zeros for outputs whose gate is closed.
@@ -123,6 +125,9 @@ class GDP(Method):
 
     def owners(self, wiring: Wiring, sp: Run) -> dict[int, tuple[str, int]]:
         """For every channel the layer that owns its gate, the first to read it, and the place among that layer's gates."""
+        known: dict[int, tuple[str, int]] | None = vars(wiring).get(OWNERS)
+        if known is not None:
+            return known
         owners: dict[int, tuple[str, int]] = {}
         counts: dict[str, int] = {}
         for name in sp.layer_order:
@@ -132,6 +137,7 @@ class GDP(Method):
                 if channel not in owners:
                     owners[channel] = name, counts.get(name, 0)
                     counts[name] = counts.get(name, 0) + 1
+        vars(wiring)[OWNERS] = owners  # asked for at every step
         return owners
 
     def parametrization(self, layer: Layer, sp: Run) -> Gates:
@@ -173,7 +179,7 @@ class GDP(Method):
         profile = sp.ledger.profile
         assert profile is not None
         wiring: Wiring = sp.parts["wiring"]
-        left, counted = [], 0
+        left, counted = [], 0.0
         for layer, gates in layer_parts(sp, Gates):
             macs = profile.macs_of(layer.name)
             counted += macs
@@ -182,9 +188,9 @@ class GDP(Method):
                 if ids is not None:
                     share = share * gates.along(dim, layer.shape[dim]).mean()
             left.append(share)
-        for name, macs in ChannelBudget.of(wiring, sp.layers, profile).products.items():
-            counted += macs
-            left.append(macs * self._open_heads(wiring.heads[name], sp))
+        for name, products in ChannelBudget.of(wiring, sp.layers, profile).products.items():
+            counted += products
+            left.append(products * self._open_heads(wiring.heads[name], sp))
         return (torch.stack(left).sum() + (profile.macs - counted)) / profile.macs
 
     def _open_heads(self, heads: Any, sp: Run) -> Tensor:

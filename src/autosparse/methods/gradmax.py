@@ -74,7 +74,7 @@ class _Listener:
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if self.inputs and output.requires_grad:
-            output.register_hook(partial(self.add, self.inputs.pop()))
+            output.register_hook(partial(self.add, self.inputs.pop()))  # type: ignore[no-untyped-call]
 
     def add(self, data: Tensor, gradient: Tensor) -> None:
         found = direct_gradient(self.maker, self.reader, data, gradient.detach())
@@ -93,7 +93,8 @@ def direct_gradient(maker: nn.Module, reader: nn.Module, data: Tensor, gradient:
         return gradient.reshape(-1, gradient.shape[-1]).T @ data.reshape(-1, data.shape[-1])
     kernel = [a + s * (b - 1) for a, b, s in zip(maker.kernel_size, reader.kernel_size, maker.stride, strict=True)]
     stride = [a * b for a, b in zip(maker.stride, reader.stride, strict=True)]
-    padding = [int(a) + s * int(b) for a, b, s in zip(maker.padding, reader.padding, maker.stride, strict=True)]
+    edges = zip(_whole(maker.padding), _whole(reader.padding), maker.stride, strict=True)
+    padding = [own + stride * further for own, further, stride in edges]
     weight = torch.zeros((gradient.shape[1], data.shape[1], *kernel), dtype=dtype, device=data.device, requires_grad=True)
     with torch.enable_grad():
         output = _CONVOLVE[len(kernel)](data, weight, stride=stride, padding=padding)
@@ -120,10 +121,15 @@ def _top(matrix: Tensor, count: int) -> Tensor:
     _, _, vectors = torch.linalg.svd(matrix.double().cpu(), full_matrices=False)
     # singular vectors have no sign of their own: the largest entry is positive, so that all machines agree
     signs = vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign()
-    rows = (vectors * signs)[:count]
+    rows: Tensor = (vectors * signs)[:count]
     if len(rows) < count:  # more channels than directions: they begin again
         rows = rows.repeat(-(-count // len(rows)), 1)[:count]
     return rows.to(matrix)
+
+
+def _whole(padding: str | tuple[int, ...]) -> tuple[int, ...]:
+    assert not isinstance(padding, str)  # `are_alike` has refused words
+    return padding
 
 
 def _product(sizes: tuple[int, ...]) -> int:

@@ -98,8 +98,7 @@ class Sparsifier:
         self.layer_order = _order(layers, costs)
         self.epochs = epochs
         self.steps_per_epoch = steps_per_epoch
-        self.epoch = 0
-        self.step = 0
+        self.epoch = self.step = 0
         # What a method remembers between steps: plain values and tensors, saved with the state.
         self.memory: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
@@ -363,7 +362,7 @@ class Sparsifier:
                 activation_sparsity.detach(place.module)
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
-            self.shrinkage = smaller and smaller.of(into)
+            self.shrinkage = smaller.of(into) if smaller else None
             return into
         self._compute.choose("dense", self.layers, self.model)
         fake.remove(self.model)
@@ -371,10 +370,11 @@ class Sparsifier:
         if self._binding:
             self._binding.remove()
             self._binding = None
-        for watcher in filter(None, (self._recorder, self.first_step)):
-            watcher.close()
+        if self._recorder:
+            self._recorder.close()
+        self.first_step.close()
         self._loading.remove()
-        self.shrinkage = smaller and smaller.of(self.model)
+        self.shrinkage = smaller.of(self.model) if smaller else None
         return self.model
 
     def finalize_average(self, averaged: nn.Module) -> nn.Module:

@@ -157,7 +157,10 @@ def _put(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
     if isinstance(before, nn.Parameter):
         tensor = nn.Parameter(tensor.contiguous(), requires_grad=before.requires_grad)
     for module, name in places:
-        (module._parameters if isinstance(tensor, nn.Parameter) else module._buffers)[name] = tensor
+        if isinstance(tensor, nn.Parameter):
+            module._parameters[name] = tensor
+        else:
+            module._buffers[name] = tensor
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
 

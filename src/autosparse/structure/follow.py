@@ -157,7 +157,7 @@ class Follower:
     def _call(self, node: fx.Node, module: str) -> None:
         if node.target is operator.getitem:
             source = self._env.get(node.args[0])  # type: ignore[arg-type]
-            self._env[node] = source[node.args[1]] if isinstance(source, list) else source  # type: ignore[index,call-overload]
+            self._env[node] = source[node.args[1]] if isinstance(source, list) else source  # type: ignore[index]
             return
         operation = _operation(node, module)
         rule = RULES.get(operation.name)
@@ -179,11 +179,12 @@ class Follower:
                 self.ties.pin(channels.ids, f"{module or 'the model'} writes into a part of it")
                 self._env[node] = channels.varying()
 
-    def refuse(self, operation: Operation) -> None:
-        """An operator that is not known: what it takes must stay."""
+    def refuse(self, operation: Operation) -> Channels | None:
+        """An operator that is not known: what it takes must stay, and what it gives has no channels."""
         for each in operation.node.all_input_nodes:
             self.pin(each, f"{_place(operation)} cannot be followed")
         self._env[operation.node] = None
+        return None
 
 
 def _place(operation: Operation) -> str:

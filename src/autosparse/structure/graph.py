@@ -84,12 +84,3 @@ def _training_graph(model: nn.Module, example_input: ExampleInput) -> Traced | s
         return trace(model, doubled[0] if not doubled[1] else doubled[1], training=True)
     except CannotFollow as error:
         return str(error)
-
-
-def layer_channels(graph: ChannelGraph, key: str, shape: torch.Size) -> list[Ids | None]:
-    """For every dimension of a weight the channels of its slices, -1 for those that must stay."""
-    found = []
-    for dim in range(len(shape)):
-        ids = graph.channels(key, dim)
-        found.append(None if ids is None else np.array([-1 if channel in graph.fixed else channel for channel in ids.tolist()]))
-    return found

@@ -176,7 +176,8 @@ def attention(follower: Follower, operation: Operation) -> Channels | None:
     for other in repeated[1:]:
         follower.ties.tie(repeated[0], other)
     if most != values.ids.shape[0]:
-        values = Channels(values.dims, *(np.repeat(each, most // len(each), 0) for each in (values.ids, values.values)))
+        times = most // len(values.ids)
+        values = Channels(values.dims, np.repeat(values.ids, times, 0), np.repeat(values.values, times, 0))
     random = bool(operation["dropout_p"])
     return values.with_values(np.where(random & (values.values != 0), np.nan, values.values))
 
@@ -193,15 +194,11 @@ def product_of_activations(follower: Follower, operation: Operation) -> Channels
         return follower.refuse(operation)
     ours = _without(follower, follower.channels(left), (last,))
     theirs = _without(follower, follower.channels(right), (last - 1,))
-    if (ours is None) != (theirs is None):
-        follower.refuse(operation)
+    if ours is None and theirs is None:
         return None
-    if ours is None or theirs is None:
-        return None
+    if ours is None or theirs is None or not set(ours.dims) & set(theirs.dims):
+        return follower.refuse(operation)
     dims = sorted({*ours.dims, *theirs.dims})
-    if not set(ours.dims) & set(theirs.dims):
-        follower.refuse(operation)
-        return None
     one, other = ours.spread(dims, operation.shape)[0], theirs.spread(dims, operation.shape)[0]
     follower.ties.tie(one, other)
     return Channels(tuple(dims), np.ascontiguousarray(other), np.full(other.shape, np.nan))

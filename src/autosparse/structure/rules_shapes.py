@@ -86,7 +86,7 @@ def _selected(follower: Follower, operation: Operation, index: int) -> Channels 
     dims = [each - (each > dim) for each in channels.dims if each != dim]
     if dim in channels.dims:
         axis = channels.dims.index(dim)
-        ids, values = ids.take(index, axis), values.take(index, axis)
+        ids, values = np.asarray(ids.take(index, axis)), np.asarray(values.take(index, axis))
         if not dims:
             follower.ties.pin(channels.ids, f"{operation.module or 'the model'} takes single channels by their number")
             return None
@@ -148,13 +148,13 @@ def join(follower: Follower, operation: Operation) -> Channels | None:
         same = np.all([channels.values == known[0].values for channels in known], axis=0)
         return known[0].with_values(np.where(same, known[0].values, np.nan))
     ids, values = [], []
-    for tensor, channels in zip(tensors, found, strict=True):
-        if channels is not None and channels.dims == (dim,):
-            ids.append(channels.ids)
-            values.append(channels.values)
+    for tensor, own in zip(tensors, found, strict=True):
+        if own is not None and own.dims == (dim,):
+            ids.append(own.ids)
+            values.append(own.values)
             continue
-        if channels is not None:
-            follower.ties.pin(channels.ids, f"{operation.module or 'the model'} joins it to other channels")
+        if own is not None:
+            follower.ties.pin(own.ids, f"{operation.module or 'the model'} joins it to other channels")
         size = shape_of(tensor)[dim]
         ids.append(follower.ties.new(size))
         follower.ties.pin(ids[-1], "it comes from what cannot be followed")

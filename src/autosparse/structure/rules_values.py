@@ -102,7 +102,7 @@ def _computed(follower: Follower, operation: Operation, dims: Sequence[int], sha
     sides: list[Values] = []
     for each in operation.node.args[:2]:
         if not isinstance(each, fx.Node):
-            sides.append(np.asarray(float(each)) if isinstance(each, int | float) else np.asarray(np.nan))  # type: ignore[arg-type]
+            sides.append(np.asarray(float(each)) if isinstance(each, int | float) else np.asarray(np.nan))
             continue
         channels = _aligned(follower.channels(each), shape_of(each), shape)
         numbers = follower.numbers(each) if channels is None else None
