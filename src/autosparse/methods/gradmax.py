@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -315,7 +315,9 @@ class GradMax(FixedMask):
         wiring: Wiring = sp.parts["wiring"]
         (maker, makes), (reader, reads) = self._sides(sp, space)
         for place, channel in enumerate(channels):
-            for layer, side, norm, scale in ((maker, makes, norms[0], self.epsilon), (reader, reads, norms[1], self.scale)):
+            # a batch norm gives any filter the same size, and a tiny one gradients that are as much too large
+            incoming = 1.0 if self._is_normed(sp, wiring.vectors[channel]) else self.epsilon
+            for layer, side, norm, scale in ((maker, makes, norms[0], incoming), (reader, reads, norms[1], self.scale)):
                 ids = wiring.layers[layer.name].dims[side]
                 slices = (torch.from_numpy(ids) == channel).nonzero().reshape(-1)
                 stored = layer.stored.detach().movedim(side, 0)
@@ -329,6 +331,9 @@ class GradMax(FixedMask):
                 first, last = int(slices[0]), int(slices[-1]) + 1
                 stored[first:last] = vector.to(stored.dtype) * mask[first:last]
             self._reset(sp, wiring.vectors[channel])
+
+    def _is_normed(self, sp: Run, keys: Iterable[str]) -> bool:
+        return any(isinstance(sp.model.get_submodule(key.rpartition(".")[0]), _NormBase) for key in keys)
 
     def _reset(self, sp: Run, places: Mapping[str, Any]) -> None:
         """Biases 0, and norms that leave a channel as it is."""
