@@ -37,9 +37,7 @@ def test_folders_without_a_split(jpeg_folder: Path) -> None:
     shutil.rmtree(jpeg_folder / "val")
     with pytest.raises(FileNotFoundError, match=r"no folder learn-more in .*imagenet"):
         open_data(image_config(source="folder", path=str(jpeg_folder), test_split="learn-more"))
-    with pytest.warns(
-        SparsityWarning, match="validate on: 3 of 21 are held out, a tenth of each of 3 classes"
-    ):
+    with pytest.warns(SparsityWarning, match="validate on: 3 of 21 are held out, a tenth of each of 3 classes"):
         open_data(image_config(source="folder", path=str(jpeg_folder), image_size=16))
     with pytest.raises(FileNotFoundError, match=r"no folder learn in .*imagenet"):
         open_data(image_config(source="folder", path=str(jpeg_folder), train_split="learn"))

@@ -17,8 +17,8 @@ SOURCES = Path(models.__file__).parent
 
 def test_the_list_holds_every_public_builder() -> None:
     assert models.list_models() == (
-        *("mobilenet_v1", "resnet20", "resnet32", "resnet50"),
-        *("small_conv", "small_transformer", "transformer"),
+        *("mlp", "mobilenet_v1", "resnet20", "resnet32", "resnet50"),
+        *("small_conv", "small_transformer", "text_classifier", "transformer"),
     )
     assert set(models.__all__) == {*models.list_models(), "build", "list_models", "chunked_cross_entropy"}
 
@@ -47,7 +47,7 @@ def test_an_unknown_name_gets_near_misses_and_the_whole_list(name: str, near: st
 
 
 def test_a_name_like_none_of_ours_gets_the_list_alone() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'zzz'\. Known models: mobilenet_v1, "):
+    with pytest.raises(ValueError, match=r"unknown model 'zzz'\. Known models: mlp, mobilenet_v1, "):
         models.build("zzz")
 
 

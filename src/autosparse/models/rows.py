@@ -7,7 +7,7 @@ from autosparse.models.checks import whole
 from autosparse.models.small import SmallBlock
 
 
-def mlp(in_features: int, classes: int = 2, width: int = 256, layers: int = 3) -> nn.Sequential:
+def mlp(in_features: int = 64, classes: int = 2, width: int = 256, layers: int = 3) -> nn.Sequential:
     """Linear layers with ReLU and layer norm between, for rows of numbers."""
     sizes = [whole("in_features", in_features), *[whole("width", width)] * (whole("layers", layers) - 1)]
     parts: list[nn.Module] = []
