@@ -1,6 +1,6 @@
 """A multilayer perceptron, 1024-4096-1024 with batches of 256, for `autosparse bench train`.
 
-    autosparse bench train mlp:build --inputs mlp:batch --sparsity 0.9 --threads 1 --method rigl
+autosparse bench train mlp:build --inputs mlp:batch --sparsity 0.9 --threads 1 --method rigl
 """
 
 from __future__ import annotations
