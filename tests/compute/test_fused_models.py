@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import autosparse
 from autosparse import AutoSparse
@@ -220,6 +221,16 @@ def test_copies_keys_and_the_way_back(native: None) -> None:
     plain = sp.finalize()
     assert "forward" not in vars(plain)
     assert list(plain.state_dict()) == keys
+
+
+def test_what_a_checkpoint_computes_again_is_what_it_computed(native: None) -> None:
+    """The first forward pass runs under hooks that are gone in the backward pass; fusing only there would be an error of torch."""
+    model, (x, y) = Net(), images()
+    sp = start(model)
+    for _ in range(2):
+        F.cross_entropy(checkpoint(model, x, use_reentrant=False), y).backward()
+    assert fused_forward.count_fused(model) == BATCH_NORMS
+    sp.finalize()
 
 
 def test_compiled_models_run_layer_by_layer(native: None) -> None:

@@ -40,7 +40,7 @@ class FusedForward:
         if not module.training or not _fuses_now():
             return type(module).forward(module, *arguments, **keywords)
         trace = self._traces.of(module)
-        if trace is not self._trace:
+        if trace is not self._trace and (self._trace is None or not _recomputes()):
             self._renew(module, trace)
         is_usable = self._fused is not None and _are_images((*arguments, *keywords.values()))
         if is_usable and not self._is_proved and torch.is_grad_enabled():
@@ -94,6 +94,11 @@ class FusedForward:
 
 def _fuses_now() -> bool:
     return precision_now() is not None and not any_global_hooks() and is_eager_memory()
+
+
+def _recomputes() -> bool:
+    """Whether a backward pass calls this again, as checkpoints of activations do: it must compute what the forward pass did."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _widened(tensors: Iterable[Any]) -> tuple[Any, ...]:
