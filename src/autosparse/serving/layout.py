@@ -120,8 +120,26 @@ class PlanePool:
         self._free = merged
 
 
+class WindowRoom:
+    """The room that windows need around the pixels of a grid."""
+
+    size: Pair
+    gap: Pair
+    back: Pair
+    ahead: Pair
+
+    def need(self, taps: Taps, result: Pair) -> None:
+        """Make room for a window's taps around results of this size."""
+        rows, cols = [row for _, row, _ in taps.places], [col for _, _, col in taps.places]
+        lowest, highest = (min(rows), min(cols)), (max(rows), max(cols))
+        beyond = [result[axis] - 1 + highest[axis] - (self.size[axis] - 1) for axis in (0, 1)]
+        self.gap = _larger(self.gap, (max(-lowest[0], beyond[0]), max(-lowest[1], beyond[1])))
+        self.back = _larger(self.back, (-lowest[0], -lowest[1]))
+        self.ahead = _larger(self.ahead, highest)
+
+
 @dataclass
-class PlaneGrid:
+class PlaneGrid(WindowRoom):
     """Pixels of a group of images in one flat stretch; `gap` zeros separate rows and images, taps reach `back` and `ahead`."""
 
     size: Pair
@@ -132,15 +150,6 @@ class PlaneGrid:
     ahead: Pair = (0, 0)
     planes: PlanePool = field(default_factory=PlanePool)
     first: int = 0  # float in the arena where plane 0 begins
-
-    def need(self, taps: Taps, result: Pair) -> None:
-        """Make room for a window's taps around results of this size."""
-        rows, cols = [row for _, row, _ in taps.places], [col for _, _, col in taps.places]
-        lowest, highest = (min(rows), min(cols)), (max(rows), max(cols))
-        beyond = [result[axis] - 1 + highest[axis] - (self.size[axis] - 1) for axis in (0, 1)]
-        self.gap = _larger(self.gap, (max(-lowest[0], beyond[0]), max(-lowest[1], beyond[1])))
-        self.back = _larger(self.back, (-lowest[0], -lowest[1]))
-        self.ahead = _larger(self.ahead, highest)
 
     @property
     def row_floats(self) -> int:

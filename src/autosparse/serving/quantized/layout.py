@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.byte_table import BYTES_BEHIND, CHUNK_PIXELS
-from autosparse.serving.layout import Extent, PlanePool, Taps, step_taps
+from autosparse.serving.layout import Extent, PlanePool, WindowRoom, step_taps
 from autosparse.serving.steps import ConvolutionStep, Pair, PoolStep, Region
 
 LINE = 64  # bytes of a cache line
 
 
 @dataclass
-class ByteGrid:
+class ByteGrid(WindowRoom):
     """Pixels of a group of images in one flat stretch; `gap` bytes separate rows and images, taps reach `back` and `ahead`."""
 
     size: Pair
@@ -24,15 +24,6 @@ class ByteGrid:
     back: Pair = (0, 0)
     ahead: Pair = (0, 0)
     pools: dict[int, PlanePool] = field(default_factory=dict)  # by zero point: what lies in the gaps
-
-    def need(self, taps: Taps, result: Pair) -> None:
-        """Make room for a window's taps around results of this size."""
-        rows, cols = [row for _, row, _ in taps.places], [col for _, _, col in taps.places]
-        lowest, highest = (min(rows), min(cols)), (max(rows), max(cols))
-        beyond = [result[axis] - 1 + highest[axis] - (self.size[axis] - 1) for axis in (0, 1)]
-        self.gap = _larger(self.gap, (max(-lowest[0], beyond[0]), max(-lowest[1], beyond[1])))
-        self.back = _larger(self.back, (-lowest[0], -lowest[1]))
-        self.ahead = _larger(self.ahead, highest)
 
     @property
     def row_bytes(self) -> int:
@@ -72,10 +63,6 @@ class ByteGrid:
             place = flat[image * self.image_bytes :][: self.image_bytes].view(-1, self.row_bytes)
             place[: size[0], : size[1]] = 255
         return flat[: self.chunks * CHUNK_PIXELS].clone()
-
-
-def _larger(a: Pair, b: Pair) -> Pair:
-    return max(a[0], b[0]), max(a[1], b[1])
 
 
 def byte_grids(region: Region, sizes: dict[int, Extent], images: int) -> dict[Pair, ByteGrid]:

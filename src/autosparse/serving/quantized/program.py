@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections import Counter
-from ctypes import POINTER, byref, pointer
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from autosparse.kernels import byte_table as native
-from autosparse.kernels.inference_table import Call
 from autosparse.serving.layout import Extent, extents
-from autosparse.serving.program import FLOAT_BYTES, HUGE_PAGE, arena, pointers
+from autosparse.serving.planar import PlanarProgram
+from autosparse.serving.program import FLOAT_BYTES, HUGE_PAGE, arena
 from autosparse.serving.quantized.layout import ByteGrid, byte_grids
 from autosparse.serving.quantized.operations import ByteOperations, ByteVariant, PreparedBytes
 from autosparse.serving.quantized.steps import Affine, QuantizedRegion
-from autosparse.serving.steps import MeanStep, Pair, Step
+from autosparse.serving.steps import Pair
 
 
 @dataclass(eq=False)
@@ -33,8 +29,10 @@ class PlacedBytes:
     valid: Tensor
 
 
-class ByteProgram:
-    """Runs a quantized region for any number of images of one size; `variants` says for each product how it is computed."""
+class ByteProgram(PlanarProgram):
+    """A quantized region; `variants` says for each product how it is computed."""
+
+    operation = native.ByteOp
 
     def __init__(
         self,
@@ -46,55 +44,19 @@ class ByteProgram:
         workers: int,
         variants: dict[int, ByteVariant],
     ) -> None:
-        self.quantized, self.region, self.kernels = quantized, quantized.region, kernels
-        self.threads, self.images, self.workers = threads, images, workers
-        self.sizes = extents(self.region, shapes)
-        self.grids = byte_grids(self.region, self.sizes, images)
-        self._lock = threading.Lock()
-        self._valid: dict[tuple[Pair, Pair], Tensor] = {}
-        self._placed: dict[int, PlacedBytes] = {}
-        self._to_place: list[PlacedBytes] = []
-        self.operations = ByteOperations(kernels, quantized.affine, self._take_split)
-        self._in_use: dict[int, PreparedBytes] = {}
+        region, sizes = quantized.region, extents(quantized.region, shapes)
+        operations = ByteOperations(kernels, quantized.affine, self._take_split)
+        super().__init__(region, sizes, operations, kernels.table, threads, images, workers)
+        self.quantized, self.kernels = quantized, kernels
+        self.grids: dict[Pair, ByteGrid] = byte_grids(region, sizes, images)
         self._lay_out(variants)
         self._allocate()
 
-    def use_one_thread(self) -> None:
-        """In a forked child."""
-        self.threads = 1
-        self._lock = threading.Lock()
+    def _reserve_value(self, value: int, fresh: bool) -> PlacedBytes:
+        return self._reserve(self.sizes[value], self.quantized.affine[value], fresh)
 
-    def _lay_out(self, variants: dict[int, ByteVariant]) -> None:
-        """Operations in order; a value's planes are free again after its last reader."""
-        region = self.region
-        readers = Counter(value for step in region.steps for value in step.inputs) + Counter(region.outputs)
-        self.ops: list[native.ByteOp] = []
-        self.op_of_step: dict[int, int] = {}
-        for number, value in enumerate(region.inputs):
-            self.ops.append(self.operations.load(number, self._place(value, fresh=True)))
-        for index, step in enumerate(region.steps):
-            sources = [self._placed[value].planes for value in step.inputs]
-            if isinstance(step, MeanStep):
-                self.ops.append(self.operations.mean(region.outputs.index(step.output), sources[0]))
-            else:
-                target = self._place(step.output)
-                self.ops += self.operations.of(step, sources, target, self.grid_of(step), variants.get(index))
-                self.op_of_step[index] = len(self.ops) - 1
-                if step.output in region.outputs:
-                    self.ops.append(self.operations.store(region.outputs.index(step.output), target))
-                    readers[step.output] -= 1
-            for value in step.inputs:
-                readers[value] -= 1
-                if readers[value] == 0 and value not in region.inputs:
-                    placed = self._placed[value]
-                    placed.grid.pool(placed.zero_point).give_back(placed.begin, placed.extent.channels)
-
-    def grid_of(self, step: Step) -> ByteGrid:
-        return self.grids[self.sizes[step.output].grid]
-
-    def _place(self, value: int, fresh: bool = False) -> native.BytePlanes:
-        self._placed[value] = self._reserve(self.sizes[value], self.quantized.affine[value], fresh)
-        return self._placed[value].planes
+    def _give_back(self, placed: PlacedBytes) -> None:
+        placed.grid.pool(placed.zero_point).give_back(placed.begin, placed.extent.channels)
 
     def _take_split(self, source: native.BytePlanes, channels: int, grid: ByteGrid, step: int) -> native.BytePlanes:
         """Planes for the phases of a value; nothing else is ever put there, so what has no pixel stays the zero point."""
@@ -142,37 +104,6 @@ class ByteProgram:
         """A step's product computed in another way, not yet in use."""
         step = self.region.steps[index]
         channels = self.sizes[step.inputs[0]].channels
-        return self.operations.prepare(step, self._native_ops[self.op_of_step[index]], self.grid_of(step), variant, channels)
-
-    def use(self, index: int, prepared: PreparedBytes) -> None:
-        """Compute a step's product in this way from now on; values stay where they are."""
-        self._native_ops[self.op_of_step[index]] = prepared.op
-        self._in_use[index] = prepared
-
-    def __call__(self, inputs: list[Tensor], seconds: Tensor | None = None) -> list[Tensor]:
-        """The region's outputs for (images, channels, rows, cols) inputs."""
-        inputs = [x.contiguous() for x in inputs]
-        images = inputs[0].shape[0]
-        outputs = [self._empty(value, inputs[0]) for value in self.region.outputs]
-        if images:
-            with self._lock:
-                self.run(0, len(self.ops), images, inputs, outputs, seconds)
-        return outputs
-
-    def run(
-        self, first: int, count: int, images: int, inputs: list[Tensor], outputs: list[Tensor], seconds: Tensor | None = None
-    ) -> None:
-        """Some of the operations."""
-        groups = -(-images // self.images)
-        apart = self.workers >= self.threads > 1 and groups >= self.threads
-        call = Call(
-            images, self.images, self.threads, int(not apart), self.arena_floats, self.scratch.data_ptr(),
-            self.scratch_floats, pointers(inputs), pointers(outputs), None if seconds is None else seconds.data_ptr(),
-        )  # fmt: skip
-        at = ctypes.cast(byref(self._native_ops, first * ctypes.sizeof(native.ByteOp)), POINTER(native.ByteOp))
-        self.kernels.table.run(at, count, pointer(call))
-
-    def _empty(self, value: int, like: Tensor) -> Tensor:
-        extent = self.sizes[value]
-        is_mean = any(isinstance(step, MeanStep) and step.output == value for step in self.region.steps)
-        return like.new_empty(len(like), extent.channels, *((1, 1) if is_mean else extent.size))
+        op, grid = self._native_ops[self.op_of_step[index]], self.grid_of(step)
+        prepared: PreparedBytes = self.operations.prepare(step, op, grid, variant, channels)
+        return prepared
