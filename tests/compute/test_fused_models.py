@@ -224,7 +224,7 @@ def test_copies_keys_and_the_way_back(native: None) -> None:
 
 
 def test_what_a_checkpoint_computes_again_is_what_it_computed(native: None) -> None:
-    """The first forward pass runs under hooks that are gone in the backward pass; fusing only there would be an error of torch."""
+    """The first forward pass runs under hooks that are gone in the backward pass; torch refuses to fuse only there."""
     model, (x, y) = Net(), images()
     sp = start(model)
     for _ in range(2):

@@ -340,7 +340,7 @@ OTHER = {
     "dense_grad_every": 2, "autotune": AutoTune(epochs=2, reference=[1.0, 1.0]), "s_init": -4.0, "start_sparsity": 0.6,
     "g": "exp", "threshold": "channel", "target_sparsity": 0.7, "target_ramp": 0.2, "shape": 2.0, "rescale": True,
     "preset": "fast", "alpha_per": "epoch", "target_flops": 0.5, "target_size": "3 kB", "max_loss_increase": 0.9,
-    "reference": [9.0] * 5,
+    "reference": [9.0] * 5, "rows_per_pattern": 2,
 }  # fmt: skip
 BASE = {
     "beta": {"schedule": "exponential"}, "target_ramp": {"target_sparsity": 0.7},

@@ -17,7 +17,7 @@ SOURCES = Path(models.__file__).parent
 
 def test_the_list_holds_every_public_builder() -> None:
     assert models.list_models() == (
-        *("mlp", "mobilenet_v1", "resnet20", "resnet32", "resnet50"),
+        *("mlp", "mobilenet_v1", "resnet18_cifar", "resnet20", "resnet32", "resnet50"),
         *("small_conv", "small_transformer", "text_classifier", "transformer"),
     )
     assert set(models.__all__) == {*models.list_models(), "build", "list_models", "chunked_cross_entropy"}

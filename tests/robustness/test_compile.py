@@ -18,7 +18,7 @@ from autosparse.models import small_transformer
 from .training import Run, batch, begin, conv_net, make_optimizer, mlp
 
 IMAGE = (1, 8, 8)
-ANNEALED = AutoSparse(alpha=0.9, schedule="linear", dense_grad_every=2, start_sparsity=0.4)
+ANNEALED = AutoSparse(alpha=0.9, schedule="linear", zero_epoch="never", dense_grad_every=2, start_sparsity=0.4)
 METHODS: dict[str, Method] = {
     "annealed": ANNEALED,
     "target, channels, backward sparsity": AutoSparse(

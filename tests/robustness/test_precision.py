@@ -105,7 +105,7 @@ def scaled_step(run: Run, scaler: torch.amp.GradScaler, overflow: bool) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_skipped_steps_do_not_count(optimizer: str, fused: bool) -> None:
-    method = AutoSparse(alpha=0.5, dense_grad_every=2, target_sparsity=0.7)
+    method = AutoSparse(alpha=0.5, alpha_per="epoch", dense_grad_every=2, target_sparsity=0.7)
     run = begin(mlp(), method, optimizer=optimizer, fused=fused, example_input=torch.zeros(1, 10))
     twin_model, twin_sp = copy.deepcopy((run.model, run.sp))
     twin_opt = type(run.opt)(twin_sp.param_groups(weight_decay=1e-2), **_options(run.opt))

@@ -132,6 +132,7 @@ def test_a_state_damaged_anywhere_is_refused_before_anything_is_loaded(method: M
         "compute missing",
         "compute.first_plan_is_due missing",
         "compute.fusing missing",
+        "compute.precisions missing",
         "memory = {'damaged': [1, 2]}",
     }
 

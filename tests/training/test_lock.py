@@ -14,7 +14,7 @@ import pytest
 
 from autosparse import SparsityWarning
 from autosparse.common.files import write_text
-from autosparse.recipes.loading import dump_recipe, load_recipe
+from autosparse.recipes.loading import completed, dump_recipe, load_recipe
 from autosparse.training import lock
 from autosparse.training.lock import FolderLock
 from autosparse.training.run import train
@@ -53,7 +53,7 @@ def test_a_folder_with_an_owner_is_refused_and_free_afterwards(fresh_workshop: W
 def test_an_inner_run_has_its_own_lock(fresh_workshop: Workshop, inner: str) -> None:
     changes = {"dense": "train.dense_beside=true", "reference": "method={name: autosparse, autotune: {epochs: 1}}"}
     recipe = load_recipe("tiny.yaml", ["train.epochs=2", "data.limit=64", changes[inner]])
-    write_text(Path("r/recipe.yaml"), dump_recipe(recipe))
+    write_text(Path("r/recipe.yaml"), dump_recipe(completed(recipe)))
     with FolderLock(Path("r") / inner) as owner:
         owner.take()
         with pytest.raises(ValueError, match=rf"{inner} is in use by {HERE}"):

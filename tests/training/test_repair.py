@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autosparse import SparsityWarning
-from autosparse.recipes.loading import load_recipe
+from autosparse.recipes.loading import completed, load_recipe
 from autosparse.recipes.recipe import Recipe
 from autosparse.training.evaluate import evaluate
 from autosparse.training.finished import open_finished
@@ -62,7 +62,7 @@ def test_a_damaged_file_of_a_finished_run_is_written_again(run: RunFolder, train
     assert run.read_info()["status"] == "done"
     assert run.model.read_bytes() == (trained / "model.safetensors").read_bytes()
     assert without_time(result) == without_time(json.loads((trained / "result.json").read_text()))
-    assert run.load_recipe() == recipe()
+    assert run.load_recipe() == completed(recipe())
 
 
 def test_a_lost_file_is_written_again(run: RunFolder, trained: Path) -> None:

@@ -9,7 +9,7 @@ from autosparse.cli.options import whole_numbers, words
 HELP = """Compute how a run scales over machines: mean times of a step, dense and sparse, for numbers of machines and networks.
 
 Give the times of `autosparse bench train` on one machine, each with its own batch. Nothing is sent: the exchange is that of a
-ring, 2 (N - 1) messages of the N-th part of the gradients; packing them is timed here. docs/scaling.md has the formula.
+ring, 2 (N - 1) messages of the N-th part of the gradients; packing them is timed here. The formula: `autosparse docs scaling`.
 
 Example:
 

@@ -1,4 +1,4 @@
-"""Bytes of the sparse file of a model (docs/format.md), from shapes and zeros alone; never fewer than the file has."""
+"""Bytes of the sparse file of a model (the page on its format), from shapes and zeros alone; never fewer than the file has."""
 
 from __future__ import annotations
 
