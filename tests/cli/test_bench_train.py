@@ -77,6 +77,7 @@ def test_all_sides_are_timed_in_turn_and_written(capsys: pytest.CaptureFixture[s
         assert said in out
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_with_memory() -> None:
     found = measured("bench_nets:wide", "--image", "3,2,2", *FEW, "--sparsity", "0.5", "--compute", "dense,auto")
     assert [row["side"] for row in found["rows"][1:]] == ["AutoSparse from 50 %, dense compute", "AutoSparse from 50 %"]

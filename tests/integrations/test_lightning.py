@@ -504,6 +504,7 @@ def test_the_module_is_plain_at_the_end_if_asked() -> None:
     assert zeros == sparse.sparsifier.report().zeros == round(0.7 * 416)
 
 
+@pytest.mark.slow
 def test_two_processes_are_bit_identical(tmp_path: Path) -> None:
     module_in_a_process("lightning_worker", tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
@@ -516,6 +517,7 @@ def test_two_processes_are_bit_identical(tmp_path: Path) -> None:
     assert same(first["autotune"]["sp"], first["resumed"]["sp"])
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     path = ROOT / "examples" / "lightning_digits.py"
     assert len(path.read_text().splitlines()) < 80

@@ -20,7 +20,7 @@ def ranks_ended(done: Any, out: str, workshop: Workshop) -> bool:
     return (workshop.path / out / "result.json").exists() or done.returncode == 0
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_killed_and_resumed_equal_two_unbroken(workshop: Workshop, strategy: str) -> None:
     settings = ("--set", f"train.strategy={strategy}")
     unbroken, cut = f"{strategy}-unbroken", f"{strategy}-cut"
@@ -81,6 +81,7 @@ def test_torchrun_restarts_a_run_by_itself(workshop: Workshop, strategy: str, ra
     assert workshop.json(cut, "run.json")["status"] == "done"
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_is_refused(workshop: Workshop) -> None:
     cut = "cut-for-one"
     workshop.train(cut, ranks=2, environment={"SIGNAL": "SIGKILL", "SIGNAL_AT": "40", "SIGNAL_RANK": "0"})

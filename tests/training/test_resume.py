@@ -20,7 +20,14 @@ def unbroken(workshop: Workshop) -> str:
     return "unbroken"
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
+@pytest.mark.parametrize(
+    ("signal", "code"),
+    [
+        pytest.param("SIGTERM", 143, marks=pytest.mark.slow),
+        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
+        ("SIGKILL", -9),
+    ],
+)
 def test_a_run_that_was_cut_goes_on_bit_for_bit(workshop: Workshop, unbroken: str, signal: str, code: int) -> None:
     out = f"cut-by-{signal}"
     at = 2 * STEPS + 2 * 11 + 2  # the 12th step of the second epoch, after the checkpoint of its 8th
