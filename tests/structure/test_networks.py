@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification
 
 import autosparse
+from autosparse.export import save_onnx
 from autosparse.models import mobilenet_v1, resnet20, small_conv, small_transformer
 from autosparse.structure import Plan
 
@@ -104,7 +105,7 @@ def test_a_shrunk_network_is_written_to_onnx(tmp_path: Path) -> None:
     trained_looking(model)
     kill_half(model, DIGITS)
     autosparse.shrink(model, DIGITS)
-    assert autosparse.export.save_onnx(model, tmp_path / "model.onnx", [DIGITS]) < 1e-4
+    assert save_onnx(model, tmp_path / "model.onnx", [DIGITS]) < 1e-4
 
 
 def test_a_training_mode_that_needs_more_than_one_sample_is_still_looked_at() -> None:
