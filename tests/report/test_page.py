@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autosparse.report import page as pages
 from autosparse.report import read_run, write_report
 from autosparse.report.page import build_page
 
@@ -177,3 +179,11 @@ def test_the_speed_tile_shows_when_dense_was_faster(make_run: Maker, dense: floa
     assert "1 of 2 layers skip zeros" in page
     assert "dense: too small" in page
     assert "Speed" not in build_page([read_run(make_run("older"))]), "runs of earlier versions have not measured it"
+
+
+def test_the_header_shows_what_is_no_default() -> None:
+    stored = {"name": "autosparse", "target_sparsity": 0.8, "beta": 1.0, "rescale": False, "alpha": 0.75}
+    words = pages._method_words(SimpleNamespace(method="autosparse", recipe={"method": stored}))
+    assert words == "<b>autosparse</b> <span>target_sparsity: 0.8, alpha: 0.75</span>"
+    foreign = SimpleNamespace(method="theirs", recipe={"method": {"name": "theirs", "beta": 1.0}})
+    assert "beta: 1.0" in pages._method_words(foreign)

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import autosparse
 from autosparse.export import save_onnx
 from autosparse.models import mobilenet_v1, resnet20, small_conv, small_transformer
-from autosparse.structure import Plan
+from autosparse.structure import CannotFollow, Plan
 
 from .kill import kill_half, trained_looking
 
@@ -130,3 +130,18 @@ def test_finalize_shrinks_after_any_method() -> None:
     with pytest.raises(ValueError, match="give it an example_input"):
         other.finalize(shrink=True)
     assert other.finalize(shrink=True, example_input=DIGITS) is not None
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x)) if x.sum() > 0 else self.first(self.second(x))
+        return result
+
+
+def test_a_forward_that_looks_at_values_is_refused_in_plain_words() -> None:
+    with pytest.raises(CannotFollow, match="Deciding: its forward decides by the values of a tensor"):
+        autosparse.sparsify(Deciding(), autosparse.method("3sp"), epochs=1, steps_per_epoch=2, example_input=torch.ones(2, 8))

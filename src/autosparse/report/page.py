@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
+from typing import Any
 
 import yaml
 
 from autosparse import __version__
+from autosparse.methods import METHODS
 from autosparse.report import comparison, curves, sections
 from autosparse.report.charts import Chart, LineChart, PointChart, labels
 from autosparse.report.markup import chart_html
@@ -111,10 +114,16 @@ def _empty(chart: Chart) -> bool:
 
 
 def _method_words(run: Run) -> str:
-    fields = run.recipe.get("method")
-    settings = {key: value for key, value in fields.items() if key != "name"} if isinstance(fields, dict) else {}
+    """The method and what of it is no default: a run's folder holds every field."""
+    given = run.recipe.get("method")
+    fields, defaults = given if isinstance(given, dict) else {}, _defaults(run.method)
+    settings = {key: value for key, value in fields.items() if key != "name" and (key, value) not in defaults.items()}
     shown = yaml.safe_dump(settings, sort_keys=False, default_flow_style=True, width=10_000).strip()[1:-1]
     return f"<b>{escape(run.method)}</b>" + (f" <span>{escape(shown)}</span>" if shown else "")
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(METHODS[method])} if method in METHODS else {}
 
 
 def _header(title: str, under: str, description: str) -> str:

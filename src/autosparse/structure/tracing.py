@@ -63,14 +63,18 @@ def trace(model: nn.Module, example_input: ExampleInput, training: bool) -> Trac
         except Exception as error:  # whatever a user's forward does
             name, kind = where.deepest
             place = f"{name} ({kind})" if name else kind or type(model).__name__
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise CannotFollow(
-                f"the channels of the model cannot be followed: torch.fx cannot trace {place}: {lines[0]}"
+                f"the channels of the model cannot be followed: torch.fx cannot trace {place}: {_reason(error)}"
             ) from error
     nodes = tuple(graph.nodes)
     flat = [node for node in nodes if node.op == "placeholder"]
     starts, modules = where.sections()
     return Traced(nodes, dict(zip(flat, state, strict=False)), training, starts, modules)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "its forward decides by the values of a tensor" if "_local_scalar_dense" in lines[0] else lines[0]
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
