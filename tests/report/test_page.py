@@ -43,8 +43,8 @@ def test_one_run(make_run: Maker) -> None:
         assert shown in html
     for shown in ("step 3: layer &#x27;b&#x27; keeps 0.5 %", "description: two layers", "a processor", "2030-01-02T03:04:05"):
         assert shown in html
-    expected = ["accuracy", "loss", "sparsity", "alpha", "layer-sparsity-over-time", "thresholds"]
-    expected += ["train-flops", "test-flops", "controller", "learning-rate", "layer-sparsity", "layer-flops"]
+    expected = ["accuracy", "loss", "learning-rate", "sparsity", "alpha", "layer-sparsity-over-time", "thresholds"]
+    expected += ["train-flops", "test-flops", "controller", "layer-sparsity", "layer-flops"]
     assert keys_of(html) == expected
     assert {path.stem for path in page.parent.glob("*.png")} == set(expected)
     assert not [path for path in page.parent.iterdir() if path.name.startswith(".")]

@@ -90,9 +90,9 @@ def _page_of_several(runs: Sequence[Run]) -> str:
 
 def _details(run: Run, charts: Sequence[Chart]) -> str:
     groups: list[tuple[str, Callable[[Chart], bool]]] = [
-        ("Training", lambda chart: chart.key in ("accuracy", "accuracy-over-seconds", "loss")),
+        ("Training", lambda chart: chart.key in ("accuracy", "accuracy-over-seconds", "loss", "learning-rate")),
         ("Sparsity over time", lambda chart: chart.key in ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds")),
-        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller", "learning-rate")),
+        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller")),
         ("Layers", lambda chart: chart.key in ("layer-sparsity", "layer-flops")),
     ]
     parts = [_section(title, "".join(chart_html(chart) for chart in charts if belongs(chart))) for title, belongs in groups]

@@ -52,7 +52,7 @@ def tiles(run: Run) -> str:
         shown.append(_speed_tile(speed))
     if (gain := (run.result or {}).get("gain")) and not run.is_dense:
         shown.append(("Whole run", f"{float(gain['ratio']):.2f}x", gain_words(gain)))
-    if row.seconds is not None:
+    elif row.seconds is not None:
         shown.append(("Time", duration(row.seconds), f"{len(run.metrics)} epochs"))
     boxes = "".join(
         f'<div class="tile"><span>{name}</span><strong>{value}</strong><small>{small}</small></div>'
