@@ -19,7 +19,7 @@ from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
 from autosparse.compute.kept_times import KeptTimes
 from autosparse.compute.overrides import Override
-from autosparse.compute.planner import DENSE, FLOAT32, LEAST_WORK, Passes, Planner
+from autosparse.compute.planner import BFLOAT16, DENSE, FLOAT32, LEAST_WORK, Passes, Planner
 from autosparse.compute.proof import Proofs
 from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
@@ -234,6 +234,9 @@ class Compute:
         planned, _, _ = (state[key] for key in ("planner", "kernels", "threads"))
         for shape in state["shapes"].values():
             torch.Size(shape)
+        for name, precision in state.get("precisions", NOTHING).items():
+            if precision not in (FLOAT32, BFLOAT16):
+                raise ValueError(f"layer {name!r} has the precision {precision!r}")
         for passes in state["passes"].values():
             Passes(*passes)
         if self.planner is not None and planned is not None:
