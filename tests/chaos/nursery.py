@@ -24,6 +24,9 @@ from autosparse.report import write_report  # noqa: F401
 from autosparse.training import run  # noqa: F401
 
 
+PROCESSOR_SECONDS = 60  # ten times what a command takes
+
+
 def be_born(order: dict[str, Any]) -> None:
     """Become the process that the command would be."""
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -43,6 +46,8 @@ def limit(limits: dict[str, int]) -> None:
     if "file" in limits:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file"], limits["file"]))
     if "memory" in limits:
+        # Thread.start waits for ever for a thread that had no memory to begin: as under a batch system, time is limited too
+        resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS,) * 2)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + limits["memory"],) * 2)
 
