@@ -8,6 +8,11 @@ or, calibrated on the training data of a finished run:
 
     python examples/serve.py runs/digits --shape 1 8 8 --precision int8
 
+or prepared beforehand, so that nothing is calibrated or measured when the server starts:
+
+    autosparse export runs/digits --format deployed --dtype int8 --out digits-serving
+    python examples/serve.py digits-serving --shape 1 8 8
+
 One input per request: its float32 numbers as bytes, in the order of memory; the answer is the model's output as JSON. At most
 `--workers` requests are computed at once and `--queue` wait for their turn. Whoever comes then gets 503 at once and may try
 again, so that accepted requests are answered in bounded time and memory does not grow. SIGTERM or Ctrl-C: the requests
@@ -97,9 +102,11 @@ def as_input(body: bytes, shape: tuple[int, ...]) -> Tensor:
 
 
 def load(folder: str, shape: tuple[int, ...], precision: str = "float32") -> nn.Module:
-    """The model of a hub folder or a run, deployed for single inputs; each worker computes on one thread."""
+    """The model of a hub folder or a run, deployed for single inputs, or a prepared one; each worker computes on one thread."""
     if (Path(folder) / "run.json").is_file():
         return deploy_finished(open_finished(Path(folder)), (torch.rand(1, *shape),), precision, threads=1)
+    if (Path(folder) / "deployment.json").is_file():  # it has a precision of its own
+        return autosparse.load_deployed(folder, SparseModel.from_pretrained(folder).model, threads=1)
     if precision != "float32":
         sys.exit(f"--precision {precision} needs data to calibrate on: give the folder of a finished run")
     return autosparse.deploy(SparseModel.from_pretrained(folder).eval(), torch.rand(1, *shape), threads=1)
@@ -107,7 +114,7 @@ def load(folder: str, shape: tuple[int, ...], precision: str = "float32") -> nn.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="folder that `autosparse export --format hub` wrote, or a finished run")
+    parser.add_argument("folder", help="folder of `autosparse export --format hub` or `deployed`, or a finished run")
     parser.add_argument("--shape", type=int, nargs="+", required=True, help="sizes of one input, such as 1 8 8")
     parser.add_argument("--workers", type=int, default=1, help="requests computed at once; at most one per core")
     parser.add_argument("--queue", type=int, default=15, help="requests that may wait")

@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+import torch
 
 from autosparse import cli
+from autosparse.training.finished import open_finished
 
 SCORE = """
 import sys
@@ -122,6 +125,25 @@ def test_int8_files_lose_little_accuracy(run_folder: Path, capsys: pytest.Captur
     assert size < 0.35 * (run_folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_folder_to_serve(dtype: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    assert export("run", "--format", "deployed", "--dtype", dtype, "--out", "serving") == 0, capsys.readouterr().err
+    assert f"{dtype} on 1 thread, measured on this processor" in capsys.readouterr().out
+    assert {path.name for path in Path("serving").iterdir()} == {"config.json", "deployment.json", "model.safetensors"}
+    assert json.loads(Path("serving/deployment.json").read_text())["precision"] == dtype
+    code = run_path(str(Path(__file__).parents[2] / "examples" / "serve.py"))
+    served = code["load"]("serving", (1, 8, 8))
+    plain = open_finished(run_folder).model
+    images = torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        expected = plain(images)
+    assert float((served(images) - expected).norm() / expected.norm()) < (1e-4 if dtype == "float32" else 0.1)
+    assert export("run", "--format", "deployed", "--out", "serving") == 2
+    assert "--force" in capsys.readouterr().err
+
+
 def test_existing_files_need_force(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("safetensors", "torch", "hub"):
         assert export("run", "--format", kind) == 0
@@ -141,6 +163,8 @@ def test_wrong_options(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--dtype float16 does not go with --format onnx: give float32 or int8" in capsys.readouterr().err
     assert export("run", "--format", "torch", "--dtype", "int8") == 2
     assert "--dtype int8 does not go with --format torch: give float32, bfloat16 or float16" in capsys.readouterr().err
+    assert export("run", "--format", "deployed", "--dtype", "fp16") == 2
+    assert "does not go with --format deployed: give float32, bfloat16 or int8" in capsys.readouterr().err
     assert export("run", "--calibration-samples", "0") == 2
     assert not (run_folder / "export").exists()
 

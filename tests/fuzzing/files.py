@@ -131,7 +131,7 @@ def targets(folder: Path) -> list[Target]:
     """All of them; good files that are not kept in the repository are written to the folder."""
     idx, tokenizer = write_idx(folder / "train-images-idx3-ubyte.gz"), write_tokenizer(folder / "tokenizer.json")
     finished, stopped, hub = FIXTURES / "finished", FIXTURES / "stopped", FIXTURES / "files" / "hub"
-    prepared = write_prepared(folder / "prepared")
+    prepared, in_bytes = write_prepared(folder / "prepared"), write_prepared(folder / "prepared_int8", precision="int8")
     rows = folder / "rows.csv"
     rows.write_text("size,colour,kind\n" + "".join(f"{n / 7:.3f},{'red' if n % 3 else ''},{n % 2}\n" for n in range(40)))
     return [
@@ -152,6 +152,8 @@ def targets(folder: Path) -> list[Target]:
         Target("a hub folder's weights", hub, "model.safetensors", read_hub),
         Target("a prepared model's description", prepared, "deployment.json", read_prepared, SEALED),
         Target("a prepared model's weights", prepared, "model.safetensors", read_prepared),
+        Target("a prepared int8 model's description", in_bytes, "deployment.json", read_prepared, SEALED),
+        Target("a prepared int8 model's weights", in_bytes, "model.safetensors", read_prepared),
         Target("reference losses", FIXTURES / "reference.json", "reference.json", read_reference, JSON),
         Target("measured times", write_times(folder / "times.json"), "times.json", read_kept_times, JSON),
         Target("a tokenizer", tokenizer, "tokenizer.json", lambda folder: read_tokenizer(folder / "tokenizer.json"), JSON),
@@ -174,11 +176,11 @@ def write_int8(path: Path) -> Path:
     return path
 
 
-def write_prepared(folder: Path) -> Path:
+def write_prepared(folder: Path, precision: str = "float32") -> Path:
     """A small net, deployed and saved."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        deploy(prepared_net(), torch.ones(1, 4), threads=1).save(folder)
+        deploy(prepared_net(), torch.ones(1, 4), threads=1, precision=precision, calibration=[torch.ones(1, 4)]).save(folder)
     return folder
 
 

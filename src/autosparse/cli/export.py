@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
     from autosparse.training.finished import Finished
 
-NAMES = {"safetensors": "model.sparse.safetensors", "torch": "model.pt", "onnx": "model.onnx", "hub": "hub"}
+NAMES = {
+    "safetensors": "model.sparse.safetensors",
+    "torch": "model.pt",
+    "onnx": "model.onnx",
+    "hub": "hub",
+    "deployed": "deployed",
+}
 SAMPLES = 8  # real inputs that ONNX is compared on
 DTYPES = {
     "safetensors": ("float32", "bfloat16", "float16", "int8"),
     "hub": ("float32", "bfloat16", "float16", "int8"),
     "torch": ("float32", "bfloat16", "float16"),
     "onnx": ("float32", "int8"),
+    "deployed": ("float32", "bfloat16", "int8"),
 }
-HELP = """Export a finished run for others to load: safetensors (sparse and small), torch, onnx, or hub (Hugging Face).
+HELP = """Export a finished run: safetensors (sparse and small), torch, onnx, hub (Hugging Face), or deployed (to serve here).
 
 Examples:
 
@@ -37,20 +44,23 @@ Examples:
   autosparse export runs/digits --format onnx --dtype int8
 
   autosparse export runs/digits --format hub --out digits-sparse
+
+  autosparse export runs/digits --format deployed --dtype int8 --out digits-serving
 """
 
 
 def run(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run, such as runs/digits."),
-    kind: str = typer.Option("safetensors", "--format", help="safetensors, torch, onnx or hub."),
-    out: Path | None = typer.Option(None, help="File to write, a folder for hub; RUN/export/... by default."),
+    kind: str = typer.Option("safetensors", "--format", help="safetensors, torch, onnx, hub or deployed."),
+    out: Path | None = typer.Option(None, help="File to write, a folder for hub and deployed; RUN/export/... by default."),
     force: bool = typer.Option(False, "--force", help="Replace what is there."),
     dtype: str | None = typer.Option(
         None, help="float32, bfloat16, float16 or int8 for the weights; the run's own by default."
     ),
     samples: int = typer.Option(
-        512, "--calibration-samples", min=1, help="Training samples that find the ranges of activations, for onnx with int8."
+        512, "--calibration-samples", min=1, help="Training samples that find the ranges of int8, for onnx and deployed."
     ),
+    threads: int = typer.Option(1, min=1, help="Threads to serve with, for deployed."),
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.common.precisions import precision_name
@@ -74,6 +84,8 @@ def run(
     finished = open_finished(folder)
     if kind == "onnx":
         notes = write_onnx(finished, target, force, samples if dtype == "int8" else None)
+    elif kind == "deployed":
+        notes = write_deployed(finished, target, force, dtype or "float32", threads, samples)
     else:
         notes = {"safetensors": write_sparse, "torch": write_torch, "hub": write_hub}[kind](finished, target, force, dtype)
     size = sum(file.stat().st_size for file in target.iterdir()) if target.is_dir() else target.stat().st_size
@@ -112,6 +124,22 @@ def write_hub(finished: Finished, target: Path, force: bool, dtype: str | None) 
     hub.save_pretrained(target, force=force)
     argument = ", model=your_model" if ":" in name else ""
     return [f"from autosparse.export import SparseModel; model = SparseModel.from_pretrained({str(target)!r}{argument})"]
+
+
+def write_deployed(finished: Finished, target: Path, force: bool, precision: str, threads: int, samples: int) -> list[str]:
+    from autosparse.common.files import whole_folder, write_json
+    from autosparse.training.deployed import deploy_finished
+
+    with whole_folder(target, force) as unfinished:  # refused before anything is measured
+        example = tuple(tensor[:1] for tensor in real_inputs(finished))
+        deployed = deploy_finished(finished, example, precision, threads, samples)
+        deployed.save(unfinished, force=True)
+        write_json(unfinished / "config.json", {"model": finished.recipe.model.name, "arguments": finished.arguments})
+    return [
+        f"{precision} on {threads} thread{'s' * (threads > 1)}, measured on this processor; elsewhere it is measured again",
+        f"load it with autosparse.load_deployed({str(target)!r}, model), or serve it with examples/serve.py",
+        *deployed.notes,
+    ]
 
 
 def write_onnx(finished: Finished, target: Path, force: bool, samples: int | None) -> list[str]:

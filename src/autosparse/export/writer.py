@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ def save_sparse(
 
     `dtype` ("float16", "bfloat16", "int8") narrows the weights in the file; they are loaded in the model's own precision again.
     """
-    target, widest = Path(path), precision(dtype)
+    widest = precision(dtype)
+    write_sparse(model, Path(path), lambda name: widest, force)
+
+
+def write_sparse(
+    model: nn.Module | Mapping[str, Any], target: Path, widest_of: Callable[[str], torch.dtype | None], force: bool = False
+) -> None:
+    """`save_sparse` with a precision of its own for every tensor."""
     refuse_existing(target, force)
     state = plain_state(model)
     layout = Layout({}, state.tied)
@@ -37,6 +44,7 @@ def save_sparse(
     for name, tensor in state.tensors.items():
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} is {tensor.dtype}, which the format does not hold; it holds {', '.join(NAMES.values())}")
+        widest = widest_of(name)
         stored, scales = as_integers(tensor) if widest == torch.int8 else (narrow(name, tensor, widest), None)
         pieces = encode(check_name(name), stored, scales)
         kind = "dense" if name in pieces else "sparse"

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
 from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, agree, difference
 from autosparse.serving.capture import one_line
-from autosparse.serving.choices import Choice, Choices, ForgottenError
-from autosparse.serving.copies import State, working_copy
+from autosparse.serving.choices import Choice, Choices
+from autosparse.serving.copies import working_copy
 from autosparse.serving.example import Example
 from autosparse.serving.layerwise import has_convolutions, replace_layers
 from autosparse.serving.linear import weights_in_caches
 from autosparse.serving.native import LayerChoice
 from autosparse.serving.preparation import Preparation
-from autosparse.serving.quantized.calibration import Quantization
-from autosparse.serving.quantized.memory import forget_replaced
+from autosparse.serving.quantized.calibration import Calibration, ForgottenError, Quantization
+from autosparse.serving.quantized.memory import PlainRows, forget_replaced, holders, without_floats
 from autosparse.serving.reasons import layers_in_torch, layers_of
 from autosparse.serving.rewrite import captured
 from autosparse.serving.signature import CannotCaptureError
@@ -34,11 +34,12 @@ BY_DESIGN = f"{ONE_BY_ONE}, since generate() needs it: {REST}"
 
 @dataclass(frozen=True)
 class Route:
-    """Which way a model is served, the choices on it, and why no faster way was taken."""
+    """Which way a model is served, the choices on it (None to measure again), why no faster way was taken, and ranges."""
 
     name: str
-    choices: list[Choice]
+    choices: list[Choice] | None
     notes: list[str]
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ class Served:
     route: Route
     in_torch: list[LayerChoice]
     layers: int
-    state: State | None  # none where weights are integers: no float32 copy is kept
-    difference: float = 0.0  # on the example, see `agreement.difference`
+    state: Mapping[str, Tensor | PlainRows]  # of what became integers no float32 copy is kept
 
 
 class DiffersError(RuntimeError):
@@ -71,7 +71,10 @@ def serve(
     notes = [] if remembered is None else list(remembered.notes)
     for name in _routes(copied, notes) if remembered is None else [remembered.name]:
         choices = Choices(None if remembered is None else remembered.choices)
-        preparation = Preparation(engine, threads, weights_in_caches(model), choices, quantization=quantization)
+        calibration = Calibration() if remembered is None else remembered.calibration
+        preparation = Preparation(
+            engine, threads, weights_in_caches(model), choices, quantization=quantization, calibration=calibration
+        )
         try:
             return _attempt(name, model, example, expected, preparation, notes)
         except (CannotCaptureError, DiffersError) as error:
@@ -101,22 +104,24 @@ def _attempt(
     name: str, model: nn.Module, example: Example, expected: Any, preparation: Preparation, notes: list[str]
 ) -> Served:
     copied, state = working_copy(model)
-    layers = layers_of(copied)
+    layers, held = layers_of(copied), holders(copied)
     module = copied
     if name == GRAPH:
         module = captured(copied, example, preparation)
     elif name != TORCH:
         replace_layers(copied, example, preparation, convolutions=name == PARTS)
     preparation.choices.finish()
-    narrow = preparation.quantization
+    narrow, calibration = preparation.quantization, preparation.calibration
     tolerance = TOLERANCE if narrow is None else NARROW_TOLERANCE[narrow.precision]
-    off = _compare(module, example, expected, tolerance) if name != TORCH else 0.0
+    if not calibration.known and name != TORCH:
+        calibration.difference = _compare(module, example, expected, tolerance)
     in_torch = layers_in_torch(layers, module, preparation)
-    route = Route(name, preparation.choices.taken, notes)
-    if narrow is None:
+    route = Route(name, preparation.choices.taken, notes, calibration)
+    if narrow is None or narrow.precision != "int8":
         return Served(module, route, in_torch, len(layers), state)
+    kept = without_floats(state, layers, held, module, {row.name for row in in_torch})
     forget_replaced(copied, module)
-    return Served(module, route, in_torch, len(layers), None, off)
+    return Served(module, route, in_torch, len(layers), kept)
 
 
 def _compare(module: nn.Module, example: Example, expected: Any, tolerance: float) -> float:

@@ -42,7 +42,7 @@ class Captured(nn.Module):
     def _plainly(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self.__dict__["forgotten"]:
             raise ValueError(
-                f"{self.name} is called unlike deploy's example, and in int8 or bfloat16 it keeps no float32 weights: "
+                f"{self.name} is called unlike deploy's example, and in int8 it keeps no float32 weights: "
                 "deploy with an example like this call"
             )
         result = self.plain(*inputs, **named)  # or the model's own error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -10,10 +11,9 @@ from torch import Tensor
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.operations import Variant
-
-
-class ForgottenError(ValueError):
-    """Remembered choices that are not those of this model."""
+from autosparse.serving.quantized.calibration import ForgottenError
+from autosparse.serving.quantized.operations import ByteVariant
+from autosparse.serving.quantized.region import ByteRegion
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,24 @@ class RegionChoice:
 
 
 @dataclass(frozen=True)
+class ByteChoice:
+    """The same for a region in int8 or bfloat16."""
+
+    layers: tuple[str, ...]
+    images: int
+    variants: dict[int, ByteVariant]
+
+
+@dataclass(frozen=True)
 class LinearChoice:
-    """How a linear layer is computed, by the number of tokens."""
+    """How a linear layer is computed, by the number of tokens; in int8 also how wide the tiles of each way are."""
 
     layer: str
     ways: dict[int, str]
+    tiles: dict[str, int] = field(default_factory=dict)
 
 
-Choice = RegionChoice | LinearChoice
+Choice = RegionChoice | ByteChoice | LinearChoice
 
 
 class Choices:
@@ -57,6 +67,21 @@ class Choices:
         self.taken.append(RegionChoice(names, region.images, region.variants, seconds))
         return seconds
 
+    def byte_region(self, region: ByteRegion, inputs: list[Tensor], wins: Callable[[], bool]) -> bool:
+        """Whether a region in int8 or bfloat16 is used: as remembered, or if it wins."""
+        names = tuple(region.layer_names())
+        if self._remembered is None:
+            if not wins():
+                return False
+        else:
+            choice = self._remembered[len(self.taken)] if len(self.taken) < len(self._remembered) else None
+            if not isinstance(choice, ByteChoice):
+                return False
+            if choice.layers != names or not region.use(inputs, choice.images, choice.variants):
+                raise ForgottenError(f"the choices of {names[0]} are not possible for it")
+        self.taken.append(ByteChoice(names, region.images, region.variants))
+        return True
+
     def linear(self, layer: PackedLinear, tokens: list[int], hot: bool) -> None:
         """Set up a linear layer for these numbers of tokens."""
         if self._remembered is None:
@@ -64,9 +89,9 @@ class Choices:
                 layer.measure(count, hot)
         else:
             choice = self._next(layer.name)
-            if not isinstance(choice, LinearChoice) or not layer.use(choice.ways):
+            if not isinstance(choice, LinearChoice) or not layer.use(choice.ways, choice.tiles):
                 raise ForgottenError(f"the choices of {layer.name} are not possible for it")
-        self.taken.append(LinearChoice(layer.name, layer.measured))
+        self.taken.append(LinearChoice(layer.name, layer.measured, dict(layer.tiles)))
 
     def finish(self) -> None:
         """Everything that was remembered has been used."""
@@ -78,6 +103,6 @@ class Choices:
         if len(self.taken) == len(self._remembered):
             raise ForgottenError(f"nothing is remembered of {name}")
         choice = self._remembered[len(self.taken)]
-        if name != (choice.layers if isinstance(choice, RegionChoice) else choice.layer):
+        if name != (choice.layer if isinstance(choice, LinearChoice) else choice.layers):
             raise ForgottenError(f"nothing is remembered of {name}")
         return choice

@@ -32,6 +32,7 @@ class Prepared:
     threads: int
     instruction_set: str | None
     precision: str = "float32"
+    keep: frozenset[str] = frozenset()  # layers that stay in float32
 
 
 class Deployed(nn.Module):

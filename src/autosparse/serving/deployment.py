@@ -87,7 +87,8 @@ def prepare(
         deployed = deployed_class(served.module)(served.module, examples, engine, threads, notes)
         instruction_set = engine.instruction_set if engine else None
         precision = "float32" if quantization is None else quantization.precision
-        deployed.prepared = Prepared(served, describe(example), threads, instruction_set, precision)
+        keep = frozenset() if quantization is None else quantization.keep
+        deployed.prepared = Prepared(served, describe(example), threads, instruction_set, precision, keep)
     for note in notes:
         if note != BY_DESIGN:  # nothing to warn of
             warn(f"deploy: {note}")
@@ -102,8 +103,9 @@ def _about(served: Served, engine: Engine, precision: str) -> list[str]:
         return [f"linear layers are not in {precision}: for single tokens, non-zeros with a bitmask are fewer bytes to read"]
     if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
         return [f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be"]
-    if served.difference > MUCH:
-        return [f"on the example {precision} differs from the plain model by {served.difference:.1%} of the output's length"]
+    off = served.route.calibration.difference
+    if off > MUCH:
+        return [f"on the example {precision} differs from the plain model by {off:.1%} of the output's length"]
     return []
 
 

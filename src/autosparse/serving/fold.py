@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from autosparse.serving.capture import layer_name, module_of, shape_of
-from autosparse.serving.kinds import HARMLESS, computes_as, has_hooks
+from autosparse.serving.kinds import HARMLESS, computes_as, has_hooks, origin_of, set_origin
+from autosparse.serving.steps import Origin
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 IN_PLACE = {operator.iadd, operator.imul, operator.isub, torch.relu_}
@@ -35,6 +36,8 @@ def folded(layer: nn.Conv1d | nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm.
     bias = torch.zeros_like(shift) if layer.bias is None else layer.bias.detach().double()
     result.weight = nn.Parameter((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float(), requires_grad=False)
     result.bias = nn.Parameter((bias * scale + shift).float(), requires_grad=False)
+    origin = origin_of(layer) or Origin(layer.weight.detach(), torch.ones_like(scale))
+    set_origin(result, Origin(origin.weight, origin.factors * scale))
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         result.register_forward_hook(refuse_without_batch)
     return result

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from autosparse.layer import is_transposed_linear
+from autosparse.serving.steps import Origin
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 HARMLESS: set[Callable[..., Any]] = set()  # hooks of our own
@@ -38,6 +39,16 @@ def is_linear(module: nn.Module | None) -> bool:
 def is_convolution(module: nn.Module | None) -> bool:
     """Whether a module computes what nn.Conv1d or nn.Conv2d computes."""
     return any(computes_as(module, kind) for kind in CONVOLUTIONS)
+
+
+def origin_of(layer: nn.Module) -> Origin | None:
+    """What the weight of a layer with folded norms was before; None where nothing was folded."""
+    origin: Origin | None = vars(layer).get("origin")
+    return origin
+
+
+def set_origin(layer: nn.Module, origin: Origin) -> None:
+    vars(layer)["origin"] = origin
 
 
 def as_linear(module: nn.Module) -> nn.Linear:

@@ -16,8 +16,9 @@ from autosparse.serving.kinds import as_linear, is_convolution, is_linear
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.preparation import Preparation
-from autosparse.serving.quantized.calibration import ObservedInput, observe_modules
-from autosparse.serving.quantized.linear import FEWEST_FOR_QUADS, ByteLinear
+from autosparse.serving.quantized.calibration import Calibration, ObservedInput, Quantization, observe_modules
+from autosparse.serving.quantized.capture import byte_linear
+from autosparse.serving.quantized.linear import FEWEST_FOR_QUADS
 from autosparse.serving.reasons import computed_by, not_called
 from autosparse.serving.rewrite import captured
 from autosparse.serving.signature import CannotCaptureError
@@ -41,9 +42,9 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
     observed = _observe(model, example)
     quantization = preparation.quantization
     inputs: dict[nn.Module, ObservedInput] = {}
-    if quantization is not None and quantization.batches and not writes_tokens(model):
+    if quantization is not None and quantization.precision == "int8" and not writes_tokens(model):
         linears = {layer: name for name, layer in model.named_modules() if is_linear(layer) and name not in quantization.keep}
-        inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
+        inputs = _inputs(model, linears, quantization, preparation.calibration)
     if convolutions:
         _replace_parts(model, "", observed, preparation, model)
     packed: dict[nn.Module, PackedLinear] = {}
@@ -58,7 +59,7 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
             tokens = [1, *observed.tokens.get(layer, [])]
             packed[layer] = PackedLinear(name, as_linear(layer), preparation.engine, preparation.threads)
             if layer in inputs and packed[layer].usable and _many(tokens) and not is_tied(model, layer):
-                packed[layer] = _in_bytes(name, as_linear(layer), inputs[layer], preparation)
+                packed[layer] = byte_linear(name, as_linear(layer), inputs[layer], preparation, preparation.engine)
                 tokens = tokens[1:]
             preparation.choices.linear(packed[layer], tokens, preparation.hot)
         setattr(parent, leaf, packed[layer])
@@ -69,11 +70,19 @@ def writes_tokens(model: nn.Module) -> bool:
     return callable(getattr(model, "generate", None))
 
 
-def _in_bytes(name: str, layer: nn.Linear, read: ObservedInput, preparation: Preparation) -> ByteLinear:
-    assert preparation.engine is not None
-    packed = ByteLinear(name, layer, preparation.engine, preparation.threads, read.range)
-    packed.measure_error(read.sample, layer)
-    return packed
+def _inputs(
+    model: nn.Module, linears: dict[nn.Module, str], quantization: Quantization, calibration: Calibration
+) -> dict[nn.Module, ObservedInput]:
+    """What linear layers read."""
+    if calibration.known:
+        return {
+            layer: ObservedInput(calibration.ranges[name], None)
+            for layer, name in linears.items()
+            if name in calibration.ranges
+        }
+    inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
+    calibration.ranges.update({linears[layer]: read.range for layer, read in inputs.items()})
+    return inputs
 
 
 def _many(tokens: list[int]) -> bool:
@@ -159,7 +168,8 @@ def _part(module: nn.Module, name: str, example: Example, preparation: Preparati
         part = captured(module, example, preparation, name, batches)
         gains = any(isinstance(inner, NativeRegion) for inner in part.modules())
         tolerance = TOLERANCE if quantization is None else NARROW_TOLERANCE[quantization.precision]
-        return part if gains and agree(example.run(part), expected, tolerance) else None
+        accepts = preparation.calibration.accepts
+        return part if gains and accepts(name, lambda: agree(example.run(part), expected, tolerance)) else None
     except CannotCaptureError as error:
         preparation.reasons.setdefault(name, f"torch.fx cannot capture it ({error})")
         return None

@@ -7,7 +7,8 @@ from torch import fx, nn
 
 from autosparse.common.graphs import RELUS, calls
 from autosparse.serving.capture import is_sum, layer_name, module_of, shape_of
-from autosparse.serving.kinds import computes_as
+from autosparse.serving.kinds import computes_as, origin_of, set_origin
+from autosparse.serving.steps import Origin
 
 ROW = -2  # counted from the end: a sequence without a batch becomes a picture without one
 POINTWISE = (nn.ReLU, nn.Hardtanh)
@@ -58,6 +59,9 @@ def as_2d(layer: nn.Conv1d) -> nn.Conv2d:
     )  # fmt: skip
     picture.weight = nn.Parameter(layer.weight.detach().unsqueeze(ROW), requires_grad=False)
     picture.bias = layer.bias
+    origin = origin_of(layer)
+    if origin is not None:
+        set_origin(picture, Origin(origin.weight.unsqueeze(ROW), origin.factors))
     for hook in layer._forward_hooks.values():  # refuses what a folded norm would
         picture.register_forward_hook(hook)
     return picture.eval()

@@ -66,6 +66,7 @@ class PackedLinear(NativeModule):
         parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         self.usable = engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
         self.measured: dict[int, str] = {}  # by number of tokens
+        self.tiles: dict[str, int] = {}  # by way, where widths are measured, too: see ByteLinear
         self._ways: dict[int, str] = {}  # the same for all numbers that were met
         self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
         self._memory: list[Tensor] = []
@@ -95,9 +96,9 @@ class PackedLinear(NativeModule):
         seconds = self._seconds[key]
         self.use({**self.measured, tokens: min(ways, key=lambda way: seconds[way])})
 
-    def use(self, ways: dict[int, str]) -> bool:
+    def use(self, ways: dict[int, str], tiles: dict[str, int] | None = None) -> bool:
         """Compute as it was measured before; False if that is impossible."""
-        if not all(tokens > 0 and way in self.ways(tokens) for tokens, way in ways.items()):
+        if tiles or not all(tokens > 0 and way in self.ways(tokens) for tokens, way in ways.items()):
             return False
         with self._lock:
             self.measured, self._ways = dict(ways), dict(ways)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from autosparse.kernels.library import Engine
 from autosparse.serving.choices import Choices
-from autosparse.serving.quantized.calibration import Quantization
+from autosparse.serving.quantized.calibration import Calibration, Quantization
 
 
 @dataclass
@@ -18,4 +18,5 @@ class Preparation:
     hot: bool
     choices: Choices
     reasons: dict[str, str] = field(default_factory=dict)
-    quantization: Quantization | None = None  # for int8
+    quantization: Quantization | None = None  # for int8 and bfloat16
+    calibration: Calibration = field(default_factory=Calibration)

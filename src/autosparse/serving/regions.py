@@ -13,7 +13,7 @@ from torch import fx, nn
 from autosparse.common.graphs import RELUS, calls
 from autosparse.serving.capture import is_sum, layer_name, module_of, shape_of
 from autosparse.serving.fold import scale_and_shift
-from autosparse.serving.kinds import has_hooks, is_convolution
+from autosparse.serving.kinds import has_hooks, is_convolution, origin_of
 from autosparse.serving.layout import Extent, NotOnGridError, extent_after
 from autosparse.serving.steps import ConcatStep, ConvolutionStep, MeanStep, Pair, PoolStep, Region, Step, SumStep
 
@@ -105,7 +105,8 @@ def _convolution(module: nn.Conv2d, common: dict[str, Any]) -> Step:
         padding = (spread[0] // 2, spread[1] // 2) if padding == "same" else (0, 0)
     settings: dict[str, Any] = {"stride": pair(module.stride), "padding": pair(padding), "dilation": pair(module.dilation)}
     bias = None if module.bias is None else module.bias.detach()
-    return ConvolutionStep(**common, weight=module.weight.detach(), bias=bias, groups=module.groups, **settings)
+    settings |= {"groups": module.groups, "origin": origin_of(module)}
+    return ConvolutionStep(**common, weight=module.weight.detach(), bias=bias, **settings)
 
 
 def _pool(module: nn.MaxPool2d | nn.AvgPool2d, common: dict[str, Any]) -> Step | None:

@@ -13,7 +13,6 @@ from torch import Tensor, fx, nn
 from autosparse.common.graphs import RELUS, calls
 from autosparse.kernels.library import Engine
 from autosparse.serving.capture import Captured, is_sum, layer_name, module_of, one_line, shape_of, trace, with_shapes
-from autosparse.serving.choices import ForgottenError
 from autosparse.serving.example import Example
 from autosparse.serving.fold import fold
 from autosparse.serving.kinds import as_linear, has_hooks, is_convolution, is_linear
@@ -21,9 +20,8 @@ from autosparse.serving.lift import lift
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.preparation import Preparation
-from autosparse.serving.quantized.calibration import CalibrationError
-from autosparse.serving.quantized.capture import Calibrated, byte_region, calibrate
-from autosparse.serving.quantized.linear import ByteLinear
+from autosparse.serving.quantized.calibration import CalibrationError, ForgottenError
+from autosparse.serving.quantized.capture import Calibrated, byte_linear, byte_region, calibrate
 from autosparse.serving.regions import GraphRegion, find_regions
 from autosparse.serving.signature import CannotCaptureError
 from autosparse.serving.steps import INFINITY
@@ -51,7 +49,7 @@ def captured(
         calibrated = None
         if preparation.quantization is not None and preparation.engine is not None:
             given = preparation.quantization.batches if batches is None else batches
-            calibrated = calibrate(graph, signature, given, preparation.quantization, name)
+            calibrated = calibrate(graph, signature, given, preparation, name)
         if preparation.engine is not None:
             use_native_regions(graph, tensors, preparation, preparation.engine, calibrated)
         use_packed_linears(graph, preparation, calibrated)
@@ -85,7 +83,7 @@ def use_native_regions(
         plain, inputs = plain_module(graph, region), _values(graph, region.inputs, tensors)
         module: NativeRegion | None = None
         if calibrated is not None and not apart(planned.region.steps[0]):
-            module = byte_region(planned, plain, inputs, calibrated, engine, preparation.threads)
+            module = byte_region(planned, plain, inputs, calibrated, preparation, engine)
         if module is None:
             module = NativeRegion(region.region, plain, engine, preparation.threads)
             ours, torchs = preparation.choices.region(module, inputs)
@@ -158,9 +156,7 @@ def use_packed_linears(graph: fx.GraphModule, preparation: Preparation, calibrat
         named: dict[str, Any] = {"low": low, "join": join, "rank": rank}
         packed = PackedLinear(layer_name(node), linear, preparation.engine, preparation.threads, **named)
         if calibrated is not None and node in calibrated.linears and preparation.engine is not None and packed.usable:
-            observed = calibrated.linears[node]
-            packed = ByteLinear(layer_name(node), linear, preparation.engine, preparation.threads, observed.range, **named)
-            packed.measure_error(observed.sample, linear)
+            packed = byte_linear(layer_name(node), linear, calibrated.linears[node], preparation, preparation.engine, **named)
         preparation.choices.linear(packed, [max(1, torch.Size(shape[:-1]).numel())] if shape else [], preparation.hot)
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         graph.add_submodule(name, packed)

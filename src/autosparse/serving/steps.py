@@ -29,6 +29,14 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """A weight before norms were folded into it, and what its rows were multiplied with then."""
+
+    weight: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class ConvolutionStep(Step):
     """A convolution; a second input is added before the bounds; `before` is a depthwise convolution computed on the way."""
 
@@ -39,6 +47,7 @@ class ConvolutionStep(Step):
     dilation: Pair
     groups: int
     before: ConvolutionStep | None = None
+    origin: Origin | None = None
 
     @property
     def in_channels(self) -> int:

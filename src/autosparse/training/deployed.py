@@ -36,9 +36,11 @@ def deploy_in(
     return deploy(model, example, threads=threads, precision=precision, calibration=batches)
 
 
-def deploy_finished(finished: Finished, example: tuple[Tensor, ...], precision: str, threads: int) -> Deployed:
+def deploy_finished(
+    finished: Finished, example: tuple[Tensor, ...], precision: str, threads: int, samples: int = CALIBRATION
+) -> Deployed:
     """A run's model for serving, calibrated on its own training data."""
-    return deploy_in(finished.model.float(), example, precision, threads, lambda: calibration_batches(finished, CALIBRATION))
+    return deploy_in(finished.model.float(), example, precision, threads, lambda: calibration_batches(finished, samples))
 
 
 def evaluate_deployed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,6 +30,28 @@ class Quantization:
 
     def observer(self) -> Observer:
         return Observer(self.ranges)
+
+
+@dataclass
+class Calibration:
+    """What calibration finds out about a model. Where it is known from a file, nothing is observed and nothing compared."""
+
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # by value of a graph, or by linear layer
+    errors: dict[str, float] = field(default_factory=dict)  # by layer
+    refused: list[str] = field(default_factory=list)  # parts that differ too much
+    difference: float = 0.0  # of the whole model's output on the example
+    known: bool = False
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        if name not in self.ranges:
+            raise ForgottenError(f"no range of {name} is remembered")
+        return self.ranges[name]
+
+    def accepts(self, part: str, agrees: Callable[[], bool]) -> bool:
+        """Whether a part is near enough to the plain one: as it was, or as it is."""
+        if not self.known and not agrees():
+            self.refused.append(part)
+        return part not in self.refused
 
 
 def quantization_for(
@@ -116,7 +138,7 @@ class ObservedInput:
     """The range of what a layer reads, and the first that it read: (tokens, columns) for a linear layer."""
 
     range: tuple[float, float]
-    sample: Tensor
+    sample: Tensor | None  # none where the range is known from a file
 
 
 def sample_of(x: Tensor) -> Tensor:
@@ -164,3 +186,7 @@ def _range(observer: Observer, layer: str, where: str) -> tuple[float, float]:
 
 class CalibrationError(ValueError):
     """Calibration data that give no range."""
+
+
+class ForgottenError(ValueError):
+    """Remembered choices or ranges that are not those of this model."""

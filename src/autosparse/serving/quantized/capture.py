@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +15,9 @@ from autosparse.serving.choice import fastest
 from autosparse.serving.example import Example
 from autosparse.serving.kinds import is_linear
 from autosparse.serving.native import ROUNDS, NativeRegion
+from autosparse.serving.preparation import Preparation
 from autosparse.serving.quantized.calibration import CalibrationError, ObservedInput, Quantization, observe_nodes, sample_of
+from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
 from autosparse.serving.quantized.steps import Range, fuse_bytes, in_bfloat16, quantize, values_to_observe, why_not_bytes
 from autosparse.serving.regions import GraphRegion, find_regions
@@ -43,9 +46,11 @@ def stays_in_float(step: Step, quantization: Quantization) -> bool:
 
 
 def calibrate(
-    graph: fx.GraphModule, signature: Signature, batches: Sequence[Example], quantization: Quantization, where: str
+    graph: fx.GraphModule, signature: Signature, batches: Sequence[Example], preparation: Preparation, where: str
 ) -> Calibrated:
-    """Run all batches through the graph and look at whatever becomes bytes."""
+    """Run all batches through the graph and look at whatever becomes bytes, unless that is known."""
+    quantization, calibration = preparation.quantization, preparation.calibration
+    assert quantization is not None
     if quantization.precision != "int8":
         return Calibrated(quantization, {}, {})
     regions = find_regions(graph, apart=lambda step: stays_in_float(step, quantization))
@@ -57,17 +62,35 @@ def calibrate(
     }
     linears = {node: node.args[0] for node in graph.graph.nodes if _is_byte_linear(node, graph, quantization)}
     sources = {source for source in linears.values() if isinstance(source, fx.Node)}
+    samples: dict[fx.Node, Tensor | None] = dict.fromkeys(sources)
+    if calibration.known:
+        ranges = {node: calibration.range_of(f"{where}:{node.name}") for node in watched | sources}
+    else:
+        samples, ranges = _observed(graph, signature, batches, quantization, (watched, sources), where)
+        calibration.ranges.update({f"{where}:{node.name}": limits for node, limits in ranges.items()})
+    observed = {
+        node: ObservedInput(ranges[source], samples[source])
+        for node, source in linears.items()
+        if isinstance(source, fx.Node) and source in samples
+    }
+    return Calibrated(quantization, ranges, observed)
+
+
+def _observed(
+    graph: fx.GraphModule,
+    signature: Signature,
+    batches: Sequence[Example],
+    quantization: Quantization,
+    nodes: tuple[set[fx.Node], set[fx.Node]],
+    where: str,
+) -> tuple[dict[fx.Node, Tensor | None], dict[fx.Node, Range]]:
+    """The ranges of all these nodes, and some of what the second ones give for the first batch."""
+    watched, sources = nodes
     tensors = [_tensors(signature, batch, number) for number, batch in enumerate(batches)]
     samples = _Samples(graph, sources)
     with torch.no_grad():
         samples.run(*(tensor.clone() for tensor in tensors[0]))
-    ranges = observe_nodes(graph, watched | sources, tensors, quantization.observer, where)
-    observed = {
-        node: ObservedInput(ranges[source], samples.found[source])
-        for node, source in linears.items()
-        if isinstance(source, fx.Node) and source in samples.found
-    }
-    return Calibrated(quantization, ranges, observed)
+    return samples.found, observe_nodes(graph, watched | sources, tensors, quantization.observer, where)
 
 
 def _is_byte_linear(node: fx.Node, graph: fx.GraphModule, quantization: Quantization) -> bool:
@@ -91,7 +114,7 @@ class _Samples(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, nodes: set[fx.Node]) -> None:
         super().__init__(graph)
         self._nodes = nodes
-        self.found: dict[fx.Node, Tensor] = {}
+        self.found: dict[fx.Node, Tensor | None] = {}
 
     def run_node(self, n: fx.Node) -> object:
         result = super().run_node(n)
@@ -101,10 +124,15 @@ class _Samples(fx.Interpreter):
 
 
 def byte_region(
-    planned: GraphRegion, plain: nn.Module, inputs: list[Tensor], calibrated: Calibrated, engine: Engine, threads: int
+    planned: GraphRegion,
+    plain: nn.Module,
+    inputs: list[Tensor],
+    calibrated: Calibrated,
+    preparation: Preparation,
+    engine: Engine,
 ) -> ByteRegion | None:
     """The region in int8 or bfloat16, or None where float32 is faster; `planned` has the nodes that were observed."""
-    fused = fuse_bytes(planned.region)
+    fused, threads, calibration = fuse_bytes(planned.region), preparation.threads, preparation.calibration
     if calibrated.quantization.precision == "int8":
         ranges = {value: calibrated.ranges[planned.values[value]] for value in values_to_observe(fused)}
         region = ByteRegion(quantize(fused, ranges), engine, threads)
@@ -112,17 +140,27 @@ def byte_region(
         region = ByteRegion(in_bfloat16(fused), engine, threads)
     else:
         return None
+    if not preparation.choices.byte_region(region, inputs, lambda: _wins(region, planned, plain, inputs)):
+        return None
+    if calibration.known:
+        region.errors = {name: calibration.errors[name] for name in region.layer_names() if name in calibration.errors}
+    else:
+        region.measure_errors(inputs, _convolution_values(fused.steps, planned, plain, inputs))
+        calibration.errors.update(region.errors)
+    return region
+
+
+def _wins(region: ByteRegion, planned: GraphRegion, plain: nn.Module, inputs: list[Tensor]) -> bool:
+    """Whether a region is faster than the float engine and torch."""
+    threads = region.threads
     ours, _ = region.measure(inputs)
-    floats = NativeRegion(planned.region, plain, engine, threads)
+    floats = NativeRegion(planned.region, plain, region.engine, threads)
     others = {"first guess": lambda: floats(*inputs), "torch": lambda: plain(*inputs)}
     seconds = fastest(others, threads, ROUNDS)
     rivals = [seconds["torch"], seconds["first guess"]]
     if seconds["first guess"] <= NEARLY * ours:
         rivals.append(floats.measure(inputs)[0])
-    if min(rivals) < ours:
-        return None
-    region.measure_errors(inputs, _convolution_values(fused.steps, planned, plain, inputs))
-    return region
+    return min(rivals) >= ours
 
 
 def _convolution_values(
@@ -144,3 +182,17 @@ def _convolution_values(
     with torch.no_grad():
         Recorder(plain).run(*(x.clone() for x in inputs))
     return found
+
+
+def byte_linear(
+    name: str, layer: nn.Linear, read: ObservedInput, preparation: Preparation, engine: Engine, **named: Any
+) -> ByteLinear:
+    """The layer in int8, with its error."""
+    packed, errors = ByteLinear(name, layer, engine, preparation.threads, read.range, **named), preparation.calibration.errors
+    if read.sample is None:
+        packed.error = errors.get(name)
+    else:
+        packed.measure_error(read.sample, layer)
+        assert packed.error is not None
+        errors[name] = packed.error
+    return packed

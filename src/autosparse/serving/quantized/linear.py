@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from autosparse.kernels import byte_table as native
 from autosparse.kernels.library import Engine
-from autosparse.quantization.affine import dequantize_weight, quantize_weight, weight_scales
+from autosparse.quantization.affine import dequantize_weight
 from autosparse.serving.choice import fastest
+from autosparse.serving.kinds import origin_of
 from autosparse.serving.linear import ALIGNMENT, PackedLinear
 from autosparse.serving.native import LayerChoice, NativeModule, readable
 from autosparse.serving.quantized.choice import WORTH_A_TRY, work
 from autosparse.serving.quantized.operations import ByteProduct
-from autosparse.serving.quantized.steps import Affine, Range
+from autosparse.serving.quantized.steps import Affine, ByteRows, Range
 from autosparse.serving.steps import INFINITY
 
 DOTS = "int8, dense"
@@ -50,8 +51,8 @@ class ByteLinear(PackedLinear):
         self.name, self.engine, self.low, self.high, self.join, self.rank = name, engine, low, high, join, rank
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.affine = Affine.covering(*input_range)
-        self.scales = weight_scales(layer.weight)
-        self.integers = quantize_weight(layer.weight, self.scales)
+        self.rows = ByteRows.of(layer.weight, origin_of(layer))
+        self.integers, self.scales = self.rows.integers, self.rows.scales
         self.bias = None if layer.bias is None else layer.bias.detach().float().clone()  # type: ignore[assignment]
         self.density = float((self.integers != 0).sum()) / max(self.integers.numel(), 1)
         self.usable = layer.weight.numel() > 0
@@ -59,7 +60,7 @@ class ByteLinear(PackedLinear):
         self.measured: dict[int, str] = {}
         self._ways: dict[int, str] = {}
         self._weights: dict[tuple[str, int], native.ByteLinear] = {}
-        self._tiles: dict[str, int] = {}  # chunks that were fastest, by way
+        self.tiles: dict[str, int] = {}  # chunks of tokens that were fastest, by way
         self._memory = []
         self._product = self._scaled()
 
@@ -99,9 +100,18 @@ class ByteLinear(PackedLinear):
             calls = {trial: partial(self._timed, *trial, x) for trial in trials}
             seconds = fastest(calls, self.threads, ROUNDS)
             for way, chunks in sorted(trials, key=lambda trial: -seconds[trial]):
-                best, self._tiles[way] = way, chunks
+                best, self.tiles[way] = way, chunks
             self._forget_packed()
         self.use({**self.measured, tokens: best})
+
+    def use(self, ways: dict[int, str], tiles: dict[str, int] | None = None) -> bool:
+        """Compute as it was measured before; False if that is impossible."""
+        for way, chunks in (tiles or {}).items():
+            known = [tokens for tokens in ways if way in self.ways(tokens)]
+            if not any(chunks in self._possible_tiles(way, tokens) for tokens in known):
+                return False
+        self.tiles.update(tiles or {})
+        return super().use(ways)
 
     def _possible_tiles(self, way: str, tokens: int) -> list[int]:
         if way == DOTS or self.engine is None:
@@ -110,7 +120,7 @@ class ByteLinear(PackedLinear):
         return sorted({min(chunks, most) for chunks in TILES})
 
     def _timed(self, way: str, chunks: int, x: Tensor) -> Tensor:
-        self._tiles[way] = chunks
+        self.tiles[way] = chunks
         return self.natively(way, x, None)
 
     def _forget_packed(self) -> None:
@@ -153,7 +163,7 @@ class ByteLinear(PackedLinear):
         chunks = 1
         if way != DOTS:
             most = self.engine.bytes.max_chunks(_block(way)) if self.engine else 1
-            chunks = min(most, -(-tokens // native.CHUNK_PIXELS), self._tiles.get(way, TILES[-1]))
+            chunks = min(most, -(-tokens // native.CHUNK_PIXELS), self.tiles.get(way, TILES[-1]))
         if (way, chunks) not in self._weights:
             with self._lock:
                 if (way, chunks) not in self._weights:

@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autosparse.serving.capture import Captured
 from autosparse.serving.kinds import is_convolution, is_linear
+from autosparse.serving.linear import PackedLinear
+from autosparse.serving.native import NativeRegion
 from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
+from autosparse.serving.quantized.steps import ByteRows, QuantizedConvolution
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRows:
+    """A weight of the user's model that is served in int8."""
+
+    rows: ByteRows
+    shape: tuple[int, ...]
+    by_row: bool  # whether its first side is the output channels; transformers' Conv1D has them last
+
+    def weight(self) -> Tensor:
+        """In float32, rounded: its integers and scales are the same."""
+        plain = self.rows.plain_weight()
+        return plain.reshape(self.shape) if self.by_row else plain.t().contiguous()
+
+
+def holders(model: nn.Module) -> Counter[int]:
+    """How many modules hold a parameter, by its identity."""
+    held = (parameter for module in model.modules() for parameter in module._parameters.values())
+    return Counter(id(parameter) for parameter in held if parameter is not None)
+
+
+def without_floats(
+    state: Mapping[str, Tensor],
+    layers: Mapping[str, nn.Module],
+    held: Mapping[int, int],
+    served: nn.Module,
+    in_torch: Collection[str],
+) -> dict[str, Tensor | PlainRows]:
+    """The tensors of a model without the weights that only int8 layers hold; a tied one is one object under its names."""
+    rows = {name: found for part in served.modules() for name, found in _byte_rows(part).items()}
+    in_float = {name for part in served.modules() for name in _float_names(part)} | set(in_torch)
+    replaced: dict[int, PlainRows] = {}
+    in_bytes: Counter[int] = Counter()  # layers that hold a weight and compute in int8 alone
+    for name in rows.keys() - in_float:
+        layer = layers.get(name)
+        weight = None if layer is None else layer._parameters.get("weight")
+        if weight is not None and (is_linear(layer) or is_convolution(layer)):
+            by_row = isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
+            replaced[id(weight)] = PlainRows(rows[name], tuple(weight.shape), by_row)
+            in_bytes[id(weight)] += 1
+    gone = {weight for weight, count in in_bytes.items() if count == held[weight]}
+    return {name: replaced[id(tensor)] if id(tensor) in gone else tensor for name, tensor in state.items()}
 
 
 def forget_replaced(model: nn.Module, served: nn.Module) -> None:
@@ -24,6 +74,22 @@ def forget_replaced(model: nn.Module, served: nn.Module) -> None:
     for part in captured:
         if any(_names(inner) for inner in part.modules()):
             part.__dict__["forgotten"] = True
+
+
+def _byte_rows(part: nn.Module) -> dict[str, ByteRows]:
+    """The int8 weights of a served part, by layer."""
+    if isinstance(part, ByteLinear):
+        return {part.name: part.rows}
+    if not isinstance(part, ByteRegion):
+        return {}
+    convolutions = [step for step in part.region.steps if isinstance(step, QuantizedConvolution)]
+    return {step.name: step.rows for step in convolutions if step.rows is not None}
+
+
+def _float_names(part: nn.Module) -> list[str]:
+    if isinstance(part, NativeRegion) and not isinstance(part, ByteRegion):
+        return part.layer_names()
+    return [part.name] if isinstance(part, PackedLinear) and not isinstance(part, ByteLinear) else []
 
 
 def _names(part: nn.Module) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from autosparse.quantization.affine import activation_parameters, quantize_weigh
 from autosparse.serving.steps import (
     ConvolutionStep,
     MeanStep,
+    Origin,
     PoolStep,
     Region,
     Step,
@@ -44,10 +46,37 @@ class Affine:
 
 
 @dataclass(frozen=True, eq=False)
+class ByteRows:
+    """A weight in int8: by output channel, what is served is `scales` times the integers, the model's own `plain_scales`."""
+
+    integers: Tensor
+    scales: Tensor
+    plain_scales: Tensor  # negative where a folded norm turned the sign, 0 where it left nothing
+
+    @classmethod
+    def of(cls, weight: Tensor, origin: Origin | None) -> ByteRows:
+        """The integers are those of the model's own weight, so that it can be rounded to them, saved, and give them again."""
+        plain = weight if origin is None else origin.weight
+        scales = weight_scales(plain)
+        integers = quantize_weight(plain, scales)
+        if origin is None:
+            return cls(integers, scales, scales)
+        signs = origin.factors.sign()
+        served = (scales.double() * origin.factors.abs()).float().clamp_min(torch.finfo(torch.float32).tiny)
+        turned = integers * signs.to(torch.int8).view(-1, *[1] * (integers.dim() - 1))
+        return cls(turned, torch.where(signs == 0, 1.0, served), scales * signs.float())
+
+    def plain_weight(self) -> Tensor:
+        """The model's own weight, rounded."""
+        return self.integers.float() * self.plain_scales.view(-1, *[1] * (self.integers.dim() - 1))
+
+
+@dataclass(frozen=True, eq=False)
 class QuantizedConvolution(ConvolutionStep):
     """A convolution whose weight holds int8 or bfloat16 numbers: real weight = scales * weight, by output channel."""
 
     scales: Tensor = field(kw_only=True)
+    rows: ByteRows | None = field(default=None, kw_only=True)  # of int8
 
     @property
     def real_weight(self) -> Tensor:
@@ -115,18 +144,20 @@ def in_bfloat16(region: Region) -> QuantizedRegion:
 
 
 def _halved(step: ConvolutionStep) -> QuantizedConvolution:
-    kept = {part.name: getattr(step, part.name) for part in fields(step)}
-    bias = None if step.bias is None else step.bias.detach().float().clone()
     return QuantizedConvolution(
-        **kept | {"weight": step.weight.detach().bfloat16(), "bias": bias}, scales=torch.ones(step.out_channels)
+        **_kept(step) | {"weight": step.weight.detach().bfloat16()}, scales=torch.ones(step.out_channels)
     )
 
 
 def _quantized(step: ConvolutionStep) -> QuantizedConvolution:
-    scales = weight_scales(step.weight)
-    kept = {part.name: getattr(step, part.name) for part in fields(step)}
+    rows = ByteRows.of(step.weight, step.origin)
+    return QuantizedConvolution(**_kept(step) | {"weight": rows.integers}, scales=rows.scales, rows=rows)
+
+
+def _kept(step: ConvolutionStep) -> dict[str, Any]:
+    """Everything but the weight, in memory of its own."""
     bias = None if step.bias is None else step.bias.detach().float().clone()
-    return QuantizedConvolution(**kept | {"weight": quantize_weight(step.weight, scales), "bias": bias}, scales=scales)
+    return {part.name: getattr(step, part.name) for part in fields(step)} | {"bias": bias, "origin": None}
 
 
 def why_not_bytes(step: Step) -> str | None:
