@@ -23,7 +23,6 @@ from autosparse.export import hub, onnx  # noqa: F401
 from autosparse.report import write_report  # noqa: F401
 from autosparse.training import run  # noqa: F401
 
-
 PROCESSOR_SECONDS = 60  # ten times what a command takes
 
 
