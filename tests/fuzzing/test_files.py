@@ -16,7 +16,8 @@ NAMES = (
     "a run's recipe", "a run's run.json", "a run's metrics", "a run's result", "a run's weights", "a dense run's result",
     "a stopped run's metrics", "a checkpoint", "a sparse file", "an int8 file", "a hub folder's config",
     "a hub folder's weights",
-    "a prepared model's description", "a prepared model's weights", "reference losses", "measured times",
+    "a prepared model's description", "a prepared model's weights", "a prepared int8 model's description",
+    "a prepared int8 model's weights", "reference losses", "measured times",
     "a tokenizer", "idx images",
 )  # fmt: skip
 
