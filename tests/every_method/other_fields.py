@@ -32,6 +32,8 @@ LEARNED_THRESHOLD = {
     "target_ramp": Other(0.2, {"target_sparsity": 0.7}),
     "target_flops": Other(0.6, {"target_sparsity": None}),
     "target_size": Other("5 kB", {"target_sparsity": None}),
+    "target_latency": Other(1.0, {"target_sparsity": None}),
+    "precision": Other("int8", {"target_sparsity": None, "target_latency": 1.0}),
     "max_loss_increase": Other(0.9, {"target_sparsity": None, **BUDGET}),
     "reference": Other((90.0,) * 4, {"target_sparsity": None, **BUDGET}),
     "rows_per_pattern": Other(2),

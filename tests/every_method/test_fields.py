@@ -14,6 +14,7 @@ from torch import Tensor
 import autosparse
 from autosparse.methods import METHODS
 
+from ..latencies import made_up_latencies
 from .other_fields import OTHERS
 from .running import begin
 from .settings import ROWS, TOTAL
@@ -31,7 +32,7 @@ def test_every_field_has_another_value(name: str) -> None:
 def _end(name: str, changes: tuple[tuple[str, Any], ...]) -> Tensor:
     """The weights that a short run ends with."""
     method = autosparse.method(name, **{**ROWS[name].fields, **dict(changes)})
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), made_up_latencies():
         warnings.simplefilter("ignore", autosparse.SparsityWarning)  # some of the values are none that one should use
         run = begin(name, "mlp", "sgd", method=method)
         run.score()

@@ -14,6 +14,8 @@ from autosparse import STR, AutoSparse, AutoTune
 from autosparse.parametrizations import SoftThreshold
 from autosparse.sparsifier.guard import SparsityRunaway
 
+from ..latencies import made_up_latencies
+
 STEPS = {"epochs": 6, "steps": 10}
 
 
@@ -340,10 +342,10 @@ OTHER = {
     "dense_grad_every": 2, "autotune": AutoTune(epochs=2, reference=[1.0, 1.0]), "s_init": -4.0, "start_sparsity": 0.6,
     "g": "exp", "threshold": "channel", "target_sparsity": 0.7, "target_ramp": 0.2, "shape": 2.0, "rescale": True,
     "preset": "fast", "alpha_per": "epoch", "target_flops": 0.5, "target_size": "3 kB", "max_loss_increase": 0.9,
-    "reference": [9.0] * 5, "rows_per_pattern": 2,
+    "reference": [9.0] * 5, "rows_per_pattern": 2, "target_latency": 1.0, "precision": "int8",
 }  # fmt: skip
 BASE = {
-    "beta": {"schedule": "exponential"}, "target_ramp": {"target_sparsity": 0.7},
+    "beta": {"schedule": "exponential"}, "target_ramp": {"target_sparsity": 0.7}, "precision": {"target_latency": 1.0},
     "max_loss_increase": {"max_loss_increase": 0.01, "reference": [0.5] * 5},
     "reference": {"max_loss_increase": 0.01, "reference": [0.5] * 5},
 }  # fmt: skip
@@ -355,8 +357,9 @@ def test_every_field_changes_behaviour(field, loop):
     states = []
     for fields in (base, {**base, field: OTHER[field]}):
         torch.manual_seed(2)
-        run = loop(nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 3)), AutoSparse(**fields), epochs=5)
-        run.run()
+        with made_up_latencies():
+            run = loop(nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 3)), AutoSparse(**fields), epochs=5)
+            run.run()
         states.append(run.sp.layers[0].effective())
     assert not torch.equal(*states)
 

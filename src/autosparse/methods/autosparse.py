@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from autosparse.common.precisions import precision_name
 from autosparse.common.warnings import warn
 from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
@@ -15,6 +16,7 @@ from autosparse.methods.autotune import AlphaTuner, AutoTune
 from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require, require_rows
 from autosparse.methods.families.learned_mask import per_channel
 from autosparse.methods.goals import SparsityGoal, goal_of
+from autosparse.methods.latency import Latency
 from autosparse.methods.loss_budget import reference_losses
 from autosparse.methods.presets import EPOCH, NEVER, RAMP, STEP, preset_of, zero_moment
 from autosparse.methods.registry import register
@@ -44,6 +46,8 @@ class LearnedThreshold(Method):
     target_ramp: float = 0.7
     target_flops: float | None = None
     target_size: str | int | None = None
+    target_latency: float | None = None
+    precision: str = "float32"
     max_loss_increase: float | None = None
     reference: Sequence[float] | str | None = None
     rows_per_pattern: int = 1
@@ -59,6 +63,11 @@ class LearnedThreshold(Method):
         both = self.s_init is not None and self.start_sparsity is not None
         require(not both, "give s_init or start_sparsity, not both: each sets where the thresholds start")
         require(self.s_init is None or math.isfinite(self.s_init), f"s_init = {self.s_init}; it must be a finite number")
+        object.__setattr__(self, "precision", precision_name(self.precision, "precision", ("float32", "bfloat16", "int8")))
+        require(
+            self.precision == "float32" or self.target_latency is not None,
+            f"precision = {self.precision!r} is that of the served model, for target_latency: set it too",
+        )
         goal = self.goal
         if self.s_init is not None and goal is not None and self.g != "identity":
             require(self.s_init < 0, f"s_init = {self.s_init}; with a {goal.field} it must be below 0")
@@ -111,7 +120,10 @@ class LearnedThreshold(Method):
             reference_losses(self.reference)
 
     def parts(self, sp: Run) -> dict[str, Stateful]:
-        return {} if self.goal is None else {"controller": controller_of(self, sp)}
+        if self.goal is None:
+            return {}
+        measured: dict[str, Stateful] = {} if self.target_latency is None else {"latency": Latency()}
+        return {"controller": controller_of(self, sp), **measured}
 
     def parametrization(self, layer: Layer, sp: Run) -> SoftThreshold:
         shape = per_channel(layer) if self.threshold == "channel" else (1,)

@@ -1,4 +1,4 @@
-"""What a run of learned thresholds is steered to: zeros, multiply-adds or bytes. One goal per run."""
+"""What a run of learned thresholds is steered to: zeros, multiply-adds, bytes or milliseconds. One goal per run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BELOW = 0.998  # the part of a size that is aimed at: what a forecast of the mask's bytes misses must not exceed it
 STEPS = 50  # of a bisection
+LATER = 0.02  # the part of a latency that may be exceeded
 EXAMPLES = {
     "target_sparsity": "0.9 means 90 % zeros",
     "target_flops": "0.15 means 15 % of the dense model's multiply-adds",
@@ -39,6 +40,9 @@ class SparsityGoal:
             f"target_sparsity = {self.asked} cannot be met while every layer keeps a density of {floor}: "
             f"pass density_floor below {1 - self.asked:.4g} to sparsify",
         )
+
+    def learn(self, sp: Run) -> None:
+        """Find out once, at the first step, what the numbers below need."""
 
     def is_known(self, sp: Run) -> bool:
         """Whether the run knows what it needs for the numbers below."""
@@ -213,7 +217,63 @@ class SizeGoal(SparsityGoal):
         return f"{value / 1e6:.4g} MB"
 
 
-GOALS = {goal.field: goal for goal in (SparsityGoal, FlopsGoal, SizeGoal, LossGoal)}
+@dataclass(frozen=True)
+class LatencyGoal(SparsityGoal):
+    """Milliseconds of the served model for one sample on one thread, as measured times of its layers add up."""
+
+    precision: str = "float32"
+    field = "target_latency"
+
+    def check(self, sp: Run) -> None:
+        require(
+            sp.example_input is not None,
+            "target_latency measures how long the model takes when it is served: pass sparsify an example_input",
+        )
+        if not self.is_known(sp):
+            return
+        least, most = (self._at(sp, [density] * len(sp.layers)) for density in (sp.density_floor, 1.0))
+        require(
+            self.asked >= least,
+            f"target_latency = {self.asked} ms cannot be met: in {self.precision} the served model takes {least:.4g} ms at the "
+            f"density floor of {sp.density_floor}, and {most:.4g} ms dense",
+        )
+
+    def learn(self, sp: Run) -> None:
+        sp.parts["latency"].learn(sp, self.precision)
+
+    def is_known(self, sp: Run) -> bool:
+        part = getattr(sp, "parts", {}).get("latency")  # a method is checked before the run has parts
+        return part is not None and part.table is not None
+
+    def miss(self, sparsity: float) -> float:
+        return 0.01 * (1 - sparsity)
+
+    def sparsity(self, sp: Run) -> float:
+        """The zeros at which the model would take its time, if all layers shrank alike."""
+        densities, sizes = sp.densities(), [layer.numel for layer in sp.layers]
+        low, high = 0.0, 1 / max(max(densities), 1e-9)
+        for _ in range(STEPS):
+            factor = (low + high) / 2
+            late = self._at(sp, [min(1.0, factor * density) for density in densities]) > self.asked
+            low, high = (low, factor) if late else (factor, high)
+        kept = sum(low * density * count for density, count in zip(densities, sizes, strict=True))
+        return 1 - min(kept / sum(sizes), 1.0)
+
+    def _at(self, sp: Run, densities: Sequence[float]) -> float:
+        names, sizes = [layer.name for layer in sp.layers], [layer.numel for layer in sp.layers]
+        return float(sp.parts["latency"].table.milliseconds(names, sizes, densities))
+
+    def reached(self, sp: Run) -> float:
+        return self._at(sp, sp.densities()) if self.is_known(sp) else math.inf
+
+    def is_met(self, sp: Run) -> bool:
+        return self.reached(sp) <= (1 + LATER) * self.asked
+
+    def text(self, value: float) -> str:
+        return f"{value:.4g} ms"
+
+
+GOALS = {goal.field: goal for goal in (SparsityGoal, FlopsGoal, SizeGoal, LatencyGoal, LossGoal)}
 
 
 def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
@@ -226,8 +286,11 @@ def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
     for name, value in given.items():
         if name == SizeGoal.field:
             return SizeGoal(size.bytes_of(value))
-        allowed = EXAMPLES[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == LatencyGoal.field:
+            require(number and 0 < value < math.inf, f"{name} = {value!r}; it is in milliseconds, more than 0")
+            return LatencyGoal(value, fields["precision"])
+        allowed = EXAMPLES[name]
         require(number and 0 < value < 1, f"{name} = {value!r}; allowed: between 0 and 1, {allowed}")
         return GOALS[name](value)
     return None

@@ -46,6 +46,8 @@ def steer_run(method: LearnedThreshold, sp: Run) -> None:
     goal, controller = method.goal, sp.parts.get("controller")
     if goal is None or controller is None:
         return
+    if controller.start_sparsity is None:
+        goal.learn(sp)
     if controller.start_sparsity is None and goal.is_known(sp):
         goal.check(sp)
         start_steering(method, sp)
@@ -83,7 +85,7 @@ def _warn_if_missed(method: LearnedThreshold, sp: Run, zeroed: int) -> None:
     if isinstance(goal, LossGoal):
         return
     asked, reached = getattr(method, goal.field), goal.reached(sp)
-    number = f"{reached:.4f}" if goal.field != "target_size" else goal.text(reached)
+    number = goal.text(reached) if goal.field in ("target_size", "target_latency") else f"{reached:.4f}"
     if not goal.is_met(sp) or (goal.field == "target_sparsity" and reached > asked + goal.miss(asked)):
         warn(
             f"{goal.field} = {asked}, reached {number}: too few weights are left that thresholds or the density floor allow "

@@ -73,7 +73,7 @@ def prepare(
     quantization: Quantization | None = None,
 ) -> Deployed:
     """`deploy` for arguments that are checked, with choices that were measured before."""
-    with torch.no_grad(), _threads(threads), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), with_threads(threads), torch.random.fork_rng(devices=[]):
         engine = library.engine()
         served = serve(model, example, engine, threads, remembered, quantization)
         notes = list(served.route.notes)
@@ -135,7 +135,8 @@ def _positional(model: nn.Module, example: Example) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def with_threads(count: int) -> Iterator[None]:
+    """torch's own operations on this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

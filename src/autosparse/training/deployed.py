@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from autosparse.common.precisions import precision_name
 from autosparse.common.turns import clock_for, take_turns
 from autosparse.data import Data
 from autosparse.serving import Deployed, deploy
+from autosparse.serving.deployment import with_threads
 from autosparse.training.evaluate import bleu, translate, with_data
 from autosparse.training.finished import Finished, calibration_batches, held_out_data, open_finished
 from autosparse.training.validate import validate
@@ -59,7 +59,7 @@ def evaluate_deployed(
     data = held_out_data(finished.folder, recipe)
     batches = data.validation if split == "validation" else data.test
     sample = tuple(tensor[:1] for tensor in next(iter(batches.epoch(0)))[0])
-    with _threads(threads), torch.no_grad():
+    with with_threads(threads), torch.no_grad():
         served = deploy_finished(finished, sample, name, threads)
         models = {"plain": finished.model.eval(), "deployed": served}
         calls = {key: _call(model, data, sample, split) for key, model in models.items()}
@@ -86,13 +86,3 @@ def _call(model: nn.Module, data: Data, sample: tuple[Tensor, ...], split: str) 
         return lambda: model(*sample)
     sentence = data.text.sources["validation" if split == "validation" else "test"][0]
     return lambda: translate(model, data, [sentence], beam=1)
-
-
-@contextmanager
-def _threads(count: int) -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
