@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import math
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def learned_soft_threshold(
     if s.dtype is not torch.float32:
         s, function = threshold_value(s, function), "identity"
     counted: list[int] = []  # a second result would take torch longer
-    effective: Tensor = _NativeSoftThreshold.apply(weight, s, gate, reach, function, counted)  # type: ignore[no-untyped-call]
+    effective: Tensor = _native_soft_threshold(weight, s, gate, reach, function, counted)
     return effective, counted[0]
 
 
@@ -127,7 +127,7 @@ def counted_gated_mask(
     if not masks.fits(weight, active, receives):
         return _GatedMask.apply(weight, active, gate, receives), None  # type: ignore[no-untyped-call]
     strays: list[int] = []  # a second result would take torch longer
-    effective: Tensor = _NativeGatedMask.apply(weight, active, gate, receives, strays)  # type: ignore[no-untyped-call]
+    effective: Tensor = _native_gated_mask(weight, active, gate, receives, strays)
     return effective, strays[0]
 
 
@@ -311,14 +311,10 @@ def _in_float32(of_threshold: float, threshold: float, function: str) -> float:
     """The same for one number without torch's calls, and with their bits: a double rounded after every operation."""
     if function == "identity":
         return of_threshold
-    factor = _rounded(of_threshold)
+    factor = c_float(of_threshold).value
     if function == "sigmoid":
-        factor = _rounded(factor * _rounded(1.0 - threshold))
-    return _rounded(factor * threshold)
-
-
-def _rounded(value: float) -> float:
-    return ctypes.c_float(value).value
+        factor = c_float(factor * c_float(1.0 - threshold).value).value
+    return c_float(factor * threshold).value
 
 
 class _GatedMask(torch.autograd.Function):
@@ -356,6 +352,10 @@ class _NativeGatedMask(torch.autograd.Function):
             return *_GatedMask.backward(ctx, grad), None
         return masks.masked_product(grad, active, 0.0 if gate is None else gate.item(), receives)[0], None, None, None, None
 
+
+# `apply` itself prepares for functorch, under which these two are never called
+_native_soft_threshold: Any = super(torch.autograd.Function, _NativeSoftThreshold).apply
+_native_gated_mask: Any = super(torch.autograd.Function, _NativeGatedMask).apply
 
 # torch looks up this signature at every call; kept here, that takes no time
 for _function in (_SoftThreshold, _ShapedThreshold, _SharedThreshold, _GatedMask):

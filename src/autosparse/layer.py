@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.func import functional_call
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils import parametrize
 
 from autosparse.common.parametrized import own_class
@@ -35,6 +37,26 @@ class Parts(parametrize.ParametrizationList):
         assert isinstance(part, SparseParametrization)
         effective: Tensor = part.forward(self.original)
         return effective
+
+
+def _quick_property(module: nn.Module, tensor: str) -> None:
+    """Read the effective weight past the calls that torch makes on the way; small layers feel those too.
+
+    Where hooks, `parametrize.cached` or a compiler want to see them, torch's own property is asked.
+    """
+    given: property = vars(type(module))[tensor]
+    by_torch: Callable[[nn.Module], Tensor] = given.fget  # type: ignore[assignment]
+
+    def effective(self: nn.Module) -> Tensor:
+        if is_dynamo_compiling() or parametrize._cache_enabled or _has_any_global_hook():
+            return by_torch(self)
+        parts: Any = self._modules["parametrizations"]._modules[tensor]  # type: ignore[union-attr]
+        if type(parts) is not Parts or parts._forward_hooks or parts._forward_pre_hooks or parts._backward_hooks:
+            return by_torch(self)
+        effective_weight: Tensor = parts.forward()
+        return effective_weight
+
+    setattr(type(module), tensor, property(effective, given.fset))
 
 
 @dataclass(frozen=True)
@@ -102,9 +124,19 @@ class Layer:
 
     @property
     def parametrization(self) -> SparseParametrization:
-        parametrization = self._list()[0]
-        assert isinstance(parametrization, SparseParametrization)
+        parts = vars(self).get(PARTS)
+        if parts is None:
+            parts = self._list()
+        parametrization: SparseParametrization = parts._modules["0"]  # type: ignore[assignment]
         return parametrization
+
+    def cached_count(self) -> int | None:
+        """The parametrization's, where it has one."""
+        part, stored = self.parametrization, vars(self)[PARTS]._parameters.get("original")
+        count: int | None = part.cached_count(self.stored if stored is None else stored)
+        if count is None or not part.counts_only_wide:
+            part.refuse_narrow(self.name)
+        return count
 
     def _list(self) -> parametrize.ParametrizationList:
         parts: Any = vars(self).get(PARTS)
@@ -145,6 +177,7 @@ class Layer:
             # unsafe: the checks would run the parametrization once more, and cannot run on the meta device
             parametrize.register_parametrization(place.module, place.tensor, parametrization, unsafe=True)
             place.module.parametrizations[place.tensor].__class__ = Parts  # type: ignore[index]
+            _quick_property(place.module, place.tensor)
             if not _hooks_of(place.module._load_state_dict_pre_hooks, _from_plain):
                 place.module.register_load_state_dict_pre_hook(_from_plain)  # type: ignore[no-untyped-call]
             if isinstance(place.module, nn.RNNBase) and _drop_graph not in place.module._forward_hooks.values():

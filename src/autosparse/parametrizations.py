@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ class SparseParametrization(nn.Module):
     """Base: a gate (what pruned weights receive of their gradient) and the set of active weights."""
 
     gate: Tensor
+    counts_only_wide = False  # whether `cached_count` knows nothing of a layer that `refuse_narrow` would refuse
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -113,6 +116,7 @@ class SoftThreshold(Gated):
 
     threshold: Tensor
 
+    counts_only_wide = True
     power: float = 1.0
     rescale_dim: int | None = None
     rows: int = 1
@@ -134,16 +138,19 @@ class SoftThreshold(Gated):
         self.register_buffer("reach", torch.zeros(1, dtype=dtype, device=weight.device) if backward_sparsity else None)
 
     def forward(self, weight: Tensor) -> Tensor:
-        s = self.threshold
+        buffers: Any = self._buffers  # past nn.Module, whose lookups take long
+        s, gate, reach = self._parameters.get("threshold"), buffers["gate"], buffers["reach"]
+        if s is None:
+            s = self.threshold
         if self.rows > 1:
             value, group = functional.threshold_value(s, self.function), (self.rows, self.channel_dim)
-            return functional.shared_threshold(weight, value, self.gate, self.reach, *group, self.power, self.rescale_dim)
+            return functional.shared_threshold(weight, value, gate, reach, *group, self.power, self.rescale_dim)
         if self.power != 1 or self.rescale_dim is not None:
             value = functional.threshold_value(s, self.function)
-            return functional.shaped_threshold(weight, value, self.gate, self.reach, self.power, self.rescale_dim)
-        effective, count = functional.learned_soft_threshold(weight, s, self.function, self.gate, self.reach)
+            return functional.shaped_threshold(weight, value, gate, reach, self.power, self.rescale_dim)
+        effective, count = functional.learned_soft_threshold(weight, s, self.function, gate, reach)
         # a tied embedding gives some rows of the parameter; what was made in inference mode has no version
-        if count is not None and isinstance(weight, nn.Parameter) and not weight.is_inference():
+        if count is not None and type(weight) is nn.Parameter and s.dtype not in NARROW and not weight.is_inference():
             vars(self)["_counted"] = weight._version, s._version, count  # past nn.Module, whose assignments take long
         return effective
 
@@ -153,7 +160,10 @@ class SoftThreshold(Gated):
 
     def cached_count(self, weight: Tensor) -> int | None:
         weight_version, threshold_version, count = self._counted
-        return count if weight_version == weight._version and threshold_version == self.threshold._version else None
+        s = self._parameters.get("threshold")
+        if s is None:
+            s = self.threshold
+        return count if weight_version == weight._version and threshold_version == s._version else None
 
     def threshold_values(self) -> Tensor:
         return functional.threshold_value(whole(self.threshold.detach()), self.function)

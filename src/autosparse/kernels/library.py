@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_int32
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch  # before the library: both must share torch's OpenMP runtime
@@ -138,7 +139,7 @@ def _half_kernels(library: Any, name: str) -> ByteKernels | None:
 
 
 def _kernels_of(name: str, tables: Any, library: Any) -> Kernels:
-    training, inference = tables.training.contents, tables.inference.contents
+    training, inference = _taken_out(tables.training.contents), _taken_out(tables.inference.contents)
     narrow = _byte_kernels(library, BYTE_SETS[name]), _half_kernels(library, name)
     engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, *narrow)
     choice = os.environ.get(PAIRS_VARIABLE, "").strip().lower()
@@ -146,8 +147,13 @@ def _kernels_of(name: str, tables: Any, library: Any) -> Kernels:
     if choice == "bfloat16" or (choice != "float32" and library.autosparse_prefers_pairs()):
         paired = library.autosparse_bfloat16_table(name.encode(), 1)
     halves = paired or library.autosparse_bfloat16_table(name.encode(), 0)
-    table = halves.contents if halves else None
+    table = _taken_out(halves.contents) if halves else None
     return Kernels(name, training, training.lanes, training.max_vectors, engine, table, bool(paired))
+
+
+def _taken_out(table: Structure) -> SimpleNamespace:
+    """The same fields, read once: ctypes makes a new function at every access, which takes as long as a small call."""
+    return SimpleNamespace(**{name: getattr(table, name) for name, *_ in table._fields_})
 
 
 def kernels() -> Kernels:

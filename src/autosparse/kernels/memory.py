@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 WORD_BYTES = 4
 # Uses. Passes of one layer that follow each other share what they can.
@@ -51,7 +52,8 @@ def same_order(first: Tensor, second: Tensor) -> bool:
 def is_eager_memory(*tensors: Tensor | None) -> bool:
     """Whether kernels may read these tensors now: they are plain tensors that nothing traces or records."""
     if (
-        torch.compiler.is_compiling()
+        is_dynamo_compiling()
+        or torch.compiler._is_compiling_flag  # torch.compiler.is_compiling() without its calls
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
@@ -75,20 +77,22 @@ class Words:
     again: the process of a Transformer grew by a tenth. It is no tensor either, whose small parts come from malloc.
     """
 
-    __slots__ = ("_first", "_pages", "count")
+    __slots__ = ("_address", "_first", "_pages", "count")
 
     def __init__(self, count: int) -> None:
         self._pages, self._first, self.count = _new_pages(max(1, count) * WORD_BYTES), 0, count
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
 
     def part(self, first: int, count: int) -> Words:
         """Some of them, in the same memory."""
         words = Words.__new__(Words)
         words._pages, words._first, words.count = self._pages, self._first + first, count
+        words._address = self._address + first * WORD_BYTES
         return words
 
     def data_ptr(self) -> int:
         """As a tensor's: valid as long as this object."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._pages)) + self._first * WORD_BYTES
+        return self._address
 
     def tensor(self, dtype: torch.dtype = torch.int32) -> Tensor:
         """The same memory as a tensor."""

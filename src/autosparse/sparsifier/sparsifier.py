@@ -469,16 +469,11 @@ class Sparsifier:
 
     def _densities_of_step(self) -> Tensor:
         """Densities after a forward pass, which may have counted already; refuses what was cast to half precision."""
-        densities = []
-        for layer in self.layers:
-            part = layer.parametrization
-            part.refuse_narrow(layer.name)
-            count = part.cached_count(layer.stored)
-            if count is not None:
-                densities.append(count / layer.numel)
-        if len(densities) < len(self.layers):
+        counts = [layer.cached_count() for layer in self.layers]
+        if None in counts:
             return self._density(self.counts())
-        return torch.tensor(densities, dtype=torch.float64)
+        sizes = [layer.shape.numel() for layer in self.layers]
+        return torch.tensor([count / size for count, size in zip(counts, sizes, strict=True)], dtype=torch.float64)  # type: ignore[operator]
 
     def _density(self, counts: Tensor) -> Tensor:
         counts = precise(counts)
