@@ -287,16 +287,27 @@ class _NativeSoftThreshold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (weight, s, gate, reach), (function, threshold) = ctx.saved_tensors, ctx.given
-        if torch.is_grad_enabled() or not is_eager_memory(grad):  # gradients of gradients, and traces, need torch's operations
-            value = threshold_value(s, function)
-            scaled, of_threshold = _threshold_gradients(grad, (weight, value, gate, reach), ctx.needs_input_grad[1])
-            of_s = None if of_threshold is None else _through_threshold_value(of_threshold, value, function)
-            return scaled, of_s, None, None, None, None
-        bar = None if reach is None else reach.item()
-        scaled, total = native.soft_threshold_gradients(weight, grad, max(threshold, 0.0), gate.item(), bar)
-        of_s = torch.full_like(s, _in_float32(-total, threshold, function)) if ctx.needs_input_grad[1] else None
-        return scaled, of_s, None, None, None, None
+        return *learned_gradients(grad, *ctx.saved_tensors, *ctx.given, ctx.needs_input_grad[1]), None, None, None, None
+
+
+def learned_gradients(
+    grad: Tensor,
+    weight: Tensor,
+    s: Tensor,
+    gate: Tensor,
+    reach: Tensor | None,
+    function: str,
+    threshold: float,
+    is_learned: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What the weight and s receive under T = g(s), by the kernels where they can."""
+    if torch.is_grad_enabled() or not is_eager_memory(grad):  # gradients of gradients, and traces, need torch's operations
+        value = threshold_value(s, function)
+        scaled, of_threshold = _threshold_gradients(grad, (weight, value, gate, reach), is_learned)
+        return scaled, None if of_threshold is None else _through_threshold_value(of_threshold, value, function)
+    bar = None if reach is None else reach.item()
+    scaled, total = native.soft_threshold_gradients(weight, grad, max(threshold, 0.0), gate.item(), bar)
+    return scaled, torch.full_like(s, _in_float32(-total, threshold, function)) if is_learned else None
 
 
 def _through_threshold_value(of_threshold: Tensor, threshold: Tensor, function: str) -> Tensor:

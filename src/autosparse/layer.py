@@ -19,6 +19,7 @@ from autosparse.parametrizations import SparseParametrization
 from autosparse.quantization.fake import FakeQuantizedWeight
 
 PARTS = "_parts"
+TOGETHER = "_together"  # in a list of parametrizations: who makes the effective weights of all layers of a small network
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -53,8 +54,9 @@ def _quick_property(module: nn.Module, tensor: str) -> None:
         parts: Any = self._modules["parametrizations"]._modules[tensor]  # type: ignore[union-attr]
         if type(parts) is not Parts or parts._forward_hooks or parts._forward_pre_hooks or parts._backward_hooks:
             return by_torch(self)
-        effective_weight: Tensor = parts.forward()
-        return effective_weight
+        together = vars(parts).get(TOGETHER)
+        made: Tensor | None = None if together is None else together.take(parts)
+        return parts.forward() if made is None else made
 
     setattr(type(module), tensor, property(effective, given.fset))
 
@@ -138,6 +140,13 @@ class Layer:
             part.refuse_narrow(self.name)
         return count
 
+    @property
+    def parts(self) -> Parts:
+        """The list of parametrizations in its first place."""
+        parts = self._list()
+        assert isinstance(parts, Parts)
+        return parts
+
     def _list(self) -> parametrize.ParametrizationList:
         parts: Any = vars(self).get(PARTS)
         if parts is None:
@@ -205,6 +214,10 @@ def _hooks_of(hooks: Mapping[int, Any], hook: Callable[..., Any]) -> list[int]:
 def _drop_graph(module: nn.RNNBase, args: Any, output: Any) -> None:
     """torch keeps the weights of an RNN's last forward pass; with their graph they could be neither copied nor freed."""
     module._flat_weights = [each if each is None or each.is_leaf else each.detach() for each in module._flat_weights]
+    for parts in module.parametrizations.values():  # type: ignore[operator,union-attr]
+        together = vars(parts).get(TOGETHER)
+        if together is not None:
+            together.done(parts)
 
 
 def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

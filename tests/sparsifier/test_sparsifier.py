@@ -10,6 +10,7 @@ from torch import nn
 
 import autosparse
 from autosparse import STR, AutoSparse, AutoTune, kernels
+from autosparse.sparsifier.small_steps import passes_of_step
 
 
 def zeros(model: nn.Module, names: tuple[str, ...]) -> float:
@@ -381,7 +382,7 @@ def test_a_step_takes_the_count_of_its_forward_pass() -> None:
     for _ in range(2):
         model(torch.randn(5, 6)).square().sum().backward()
         assert not kernels.available() or counted() == sp.counts().tolist()
-        assert sp._densities_of_step().tolist() == sp.densities()
+        assert torch.as_tensor(passes_of_step(sp)[0]).tolist() == sp.densities()
         optimizer.step()
         assert counted() == [None, None], "weights and thresholds have changed"
     with torch.no_grad():

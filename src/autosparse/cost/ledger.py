@@ -42,6 +42,7 @@ class Ledger:
         self._steps = 0
         self.dense_steps = 0.0  # reference steps at the full dense cost
         self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
+        self._numbers: list[list[float]] | None = None  # the same as numbers, while steps give numbers
         self._products: dict[str, float] = {}  # densities of activation products now: 1 unless attention heads are gone
         self._saved_products: dict[str, float] = {}  # steps' worth of them that was not spent
 
@@ -54,19 +55,28 @@ class Ledger:
         """Give the MACs; steps added before count with them too."""
         self.profile = profile
 
-    def add(self, densities: Tensor) -> None:
+    def add(self, densities: Tensor | Sequence[Sequence[float]]) -> None:
         """Add one optimizer step: densities of shape (3, layers) for forward, input- and weight-gradient; no sync."""
-        if densities.shape != self._sums.shape:
+        if not isinstance(densities, Tensor):  # numbers are added without torch, which takes longer for few layers
+            sums = self._lists()
+            self._numbers = [[*map(float.__add__, *rows)] for rows in zip(sums, densities, strict=True)]
+        elif densities.shape != self._sums.shape:
             raise ValueError(
                 f"densities have shape {tuple(densities.shape)}; expected {tuple(self._sums.shape)}: "
                 "forward, input-gradient and weight-gradient rows, one column per sparsified layer"
             )
-        if self._sums.device != densities.device:
-            self._sums = self._sums.to(densities.device)
-        self._sums += densities.detach()
+        else:
+            if self._numbers is not None:
+                self._sums, self._numbers = torch.tensor(self._numbers, dtype=torch.float64), None
+            if self._sums.device != densities.device:
+                self._sums = self._sums.to(densities.device)
+            self._sums += densities.detach()
         self._steps += 1
         for name, density in self._products.items():
             self._saved_products[name] = self._saved_products.get(name, 0.0) + 1 - density
+
+    def _lists(self) -> list[list[float]]:
+        return self._sums.tolist() if self._numbers is None else self._numbers
 
     def set_product_densities(self, densities: Mapping[str, float]) -> None:
         """Give the share of activation products that is computed from now on, by their names in the profile."""
@@ -113,7 +123,7 @@ class Ledger:
             "layer_names": list(self.layer_names),
             "steps": self._steps,
             "dense_steps": self.dense_steps,
-            "sums": self._sums.tolist(),
+            "sums": self._lists(),
             "profile": None if self.profile is None else [asdict(layer) for layer in self.profile.layers],
             **({"products": [dict(self._products), dict(self._saved_products)]} if self._products else {}),
         }
@@ -136,6 +146,7 @@ class Ledger:
         products, saved = state.get("products", ({}, {}))
         self._products, self._saved_products = dict(products), dict(saved)
         sums = torch.tensor(state["sums"], dtype=torch.float64)
+        self._numbers = None
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:
             self.profile = Profile(tuple(_layer_from(row) for row in state["profile"]))
@@ -158,7 +169,7 @@ class Ledger:
 
     def _spent(self, profile: Profile) -> dict[str, float]:
         """MACs by layer: macs x summed densities, reference steps included."""
-        columns = dict(zip(self.layer_names, zip(*self._sums.tolist(), strict=True), strict=True))
+        columns = dict(zip(self.layer_names, zip(*self._lists(), strict=True), strict=True))
         dense = (float(self._steps),) * _PASSES
         spent = {}
         for layer in profile.layers:

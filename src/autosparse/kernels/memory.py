@@ -51,15 +51,23 @@ def same_order(first: Tensor, second: Tensor) -> bool:
 
 def is_eager_memory(*tensors: Tensor | None) -> bool:
     """Whether kernels may read these tensors now: they are plain tensors that nothing traces or records."""
-    if (
+    return is_eager() and is_plain(*tensors)
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether none of them is of a class of its own, such as a sharded tensor."""
+    return _PLAIN.issuperset(map(type, tensors))
+
+
+def is_eager() -> bool:
+    """Whether nothing traces or records what is computed now."""
+    return not (
         is_dynamo_compiling()
         or torch.compiler._is_compiling_flag  # torch.compiler.is_compiling() without its calls
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
-    ):
-        return False
-    return _PLAIN.issuperset(map(type, tensors))
+    )
 
 
 # ---- memory of the kernels -------------------------------------------------------------------------------------------

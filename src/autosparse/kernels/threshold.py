@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.library import kernels, load
-from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, is_eager_memory, is_filled, same_order, scratch
+from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, is_eager, is_filled, is_plain, same_order, scratch
 
 SLICE = 16384  # threshold.h: kThresholdSlice
 NO_REACH = -1.0  # every weight is at least as large
@@ -17,7 +17,12 @@ NO_REACH = -1.0  # every weight is at least as large
 
 def fits(weight: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels can be called on these memories: plain float32 on the CPU, the others single numbers."""
-    if weight.dtype is not torch.float32 or not is_eager_memory(weight, *others) or not weight.is_cpu or load().kernels is None:
+    return is_eager() and lies_right(weight, *others)
+
+
+def lies_right(weight: Tensor, *others: Tensor | None) -> bool:
+    """The same where nothing traces."""
+    if weight.dtype is not torch.float32 or not is_plain(weight, *others) or not weight.is_cpu or load().kernels is None:
         return False
     for other in others:
         if other is not None and other.numel() != 1:

@@ -31,6 +31,7 @@ PRUNE_MORE = (
 )
 UNLEARNED = ("shared", "sigma")  # one threshold for all layers, in units of each layer's spread under "sigma"
 START_GENTLY = "To keep what it has learned, start with start_sparsity=0."
+_ANNEALING = "_annealing"
 MOVES = 1000  # values that alpha takes over a run, at most: a longer run sets its gates every few steps
 
 
@@ -247,6 +248,13 @@ class AutoSparse(LearnedThreshold):
         return replace(super().traits, gate_is_rare=self.dense_grad_every > 1)
 
     def annealing(self) -> GradientAnnealing:
+        kept: GradientAnnealing | None = vars(self).get(_ANNEALING)
+        if kept is None:
+            kept = self._make_annealing()
+            vars(self)[_ANNEALING] = kept  # asked for at every step, and this object never changes
+        return kept
+
+    def _make_annealing(self) -> GradientAnnealing:
         alpha = self.autotune.start if self.autotune else self.alpha
         assert alpha is not None
         return GradientAnnealing(

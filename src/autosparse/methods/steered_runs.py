@@ -43,8 +43,11 @@ def start_steering(method: LearnedThreshold, sp: Run) -> None:
 
 def steer_run(method: LearnedThreshold, sp: Run) -> None:
     """Move the thresholds after a step, if it is time."""
-    goal, controller = method.goal, sp.parts.get("controller")
-    if goal is None or controller is None:
+    controller = sp.parts.get("controller")
+    if controller is None or (controller.start_sparsity is not None and not controller.due(sp.step)):
+        return  # at most steps, so before anything else
+    goal = method.goal
+    if goal is None:
         return
     if controller.start_sparsity is None:
         goal.learn(sp)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from autosparse.common.tensors import is_sharded, precise, random_stream, whole
 from autosparse.compute import activation_sparsity
 from autosparse.compute.compute import Compute, LayerPlan
+from autosparse.compute.small_layers import SmallLayers
 from autosparse.cost import Ledger, Profile, Recorder, profile
 from autosparse.layer import Layer
 from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
@@ -28,6 +29,7 @@ from autosparse.sparsifier.optimizers import Binding, build_groups, check_optimi
 from autosparse.sparsifier.replanning import is_open, plan_again
 from autosparse.sparsifier.report import Report, RunCost, epoch_record, make_report, save_page
 from autosparse.sparsifier.selection import Patterns, refuse_wrapped, select
+from autosparse.sparsifier.small_steps import gather_small_layers, passes_of_step
 from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
 from autosparse.sparsifier.state import Restart, load_state, save_state, share_state, start_again_if_loaded
 from autosparse.structure import Shrinkage
@@ -109,9 +111,9 @@ class Sparsifier:
         self.ledger = Ledger([layer.name for layer in self.layers], convention=convention, baseline_steps=baseline)
         if costs:
             self.ledger.set_profile(costs)
-        self._compute = Compute()
+        self._compute, self._together = Compute(), cast("SmallLayers | None", None)
         self._binding: Binding | None = None
-        self._pending: Tensor | None = None
+        self._pending: Tensor | Sequence[Sequence[float]] | None = None
         self._steps_at_epoch_start, self._checked_first_step = 0, False
         self._fingerprint: plain.Fingerprint | None = None
         self._gates: tuple[float, frozenset[str]] | None = None
@@ -186,6 +188,7 @@ class Sparsifier:
         `fuse` lets sparse convolutions take over the batch norms, ReLUs and residual sums around them.
         """
         self._require_attached()
+        self._separate()
         self._compute.fuse = fuse
         self._compute.choose(mode, self.layers, self.model)
 
@@ -239,6 +242,7 @@ class Sparsifier:
             raise ValueError(f"{self.method.about.name} needs whole weights and cannot run under FSDP2: use DDP for it")
         if self._binding:
             self._binding.remove()
+        self._separate()
         start_again_if_loaded(self)
         self._binding = Binding(unwrapped, named_if_broken(self, self._before_step), named_if_broken(self, self._after_step))
         self._start()
@@ -364,6 +368,7 @@ class Sparsifier:
             into.load_state_dict(self.dense_state_dict())
             self.shrinkage = smaller.of(into) if smaller else None
             return into
+        self._separate()
         self._compute.choose("dense", self.layers, self.model)
         fake.remove(self.model)
         plain.bake(self.layers, self._orders)
@@ -391,13 +396,14 @@ class Sparsifier:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run; a state of another method, other layers or another version is refused."""
         self._require_attached()
+        self._separate()
         load_state(self, state)
         self._started = True
         self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         # The hooks belong to the original's optimizer and its listeners to its run: a copy has others.
-        return {**self.__dict__, "_binding": None, "listeners": [], "generator": self.generator.get_state()}
+        return {**self.__dict__, "_binding": None, "_together": None, "listeners": [], "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()
@@ -431,13 +437,21 @@ class Sparsifier:
         for layer in self.layers:
             layer.parametrization.open_gate(0.0 if layer.name in escaped else gate)
 
+    def _separate(self) -> None:
+        """Let every layer make its own effective weight, until the next step."""
+        if self._together is not None:
+            self._together.remove()
+        self._together = None
+
     def _plan(self, densities: Callable[[], Sequence[float]]) -> bool:
         return self._compute.plan(self.layers, densities, self.model, self.method.traits.gate_is_rare)
 
     def _before_step(self) -> bool:
         if not self._checked_first_step:
             self._check_first_step()
-        self._pending = torch.stack(self.method.passes(self._densities_of_step(), self))
+        if self._together is not None:
+            self._together.drop()
+        self._pending = passes_of_step(self)
         return self.method.before_step(self)
 
     def _after_step(self) -> None:
@@ -452,6 +466,8 @@ class Sparsifier:
         self.method.after_step(self)
         self._set_gates()
         plan_again(self, was_open)
+        if self._together is None:
+            self._together = gather_small_layers(self)
 
     def _check_first_step(self) -> None:
         assert self._binding is not None
@@ -466,14 +482,6 @@ class Sparsifier:
     def counts(self) -> Tensor:
         """Active weights per layer, as one tensor on the model's device: no sync."""
         return torch.stack([layer.count_active() for layer in self.layers])
-
-    def _densities_of_step(self) -> Tensor:
-        """Densities after a forward pass, which may have counted already; refuses what was cast to half precision."""
-        counts = [layer.cached_count() for layer in self.layers]
-        if None in counts:
-            return self._density(self.counts())
-        sizes = [layer.shape.numel() for layer in self.layers]
-        return torch.tensor([count / size for count, size in zip(counts, sizes, strict=True)], dtype=torch.float64)  # type: ignore[operator]
 
     def _density(self, counts: Tensor) -> Tensor:
         counts = precise(counts)
