@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +23,12 @@ from autosparse.sparsifier import sparsifier as sparsifier_module
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs the native kernels")
 Loss = Callable[[nn.Module, Tensor], Tensor]
 STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    """Whatever other tests have done in this process."""
+    counters.clear()
 
 
 def mlp() -> nn.Module:
@@ -297,5 +304,17 @@ def test_a_network_for_the_kernels_keeps_to_them() -> None:
     sp.compute("sparse")
     assert not model._forward_pre_hooks
     square(model, torch.randn(7, 6)).backward()
+    optimizer.step()
+    assert len(sp._together) == 0
+
+
+def test_a_compiled_network_gets_no_new_hook() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    sp = autosparse.sparsify(model, AutoSparse(start_sparsity=0.5), epochs=1, steps_per_epoch=9)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=0.01), lr=0.03)
+    sp.bind(optimizer)
+    square(compiled, torch.randn(7, 6)).backward()
     optimizer.step()
     assert len(sp._together) == 0

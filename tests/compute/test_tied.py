@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import autosparse
 from autosparse import GMP, AutoSparse, kernels, models
+from autosparse.sparsifier.small_steps import passes_of_step
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
 
@@ -44,7 +45,7 @@ def test_gradients_are_those_of_dense_compute(method: autosparse.methods.Method,
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
     vocabulary = next(layer for layer in sp.layers if layer.name == "output")
     assert [place.name for place in vocabulary.places] == ["output", "embedding"]
-    assert sp._densities_of_step().tolist() == sp.densities()
+    assert torch.as_tensor(passes_of_step(sp)[0], dtype=torch.float64).tolist() == sp.densities()
 
 
 def test_the_embedding_has_its_own_forward_again_afterwards() -> None:
