@@ -287,7 +287,9 @@ class _NativeSoftThreshold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *learned_gradients(grad, *ctx.saved_tensors, *ctx.given, ctx.needs_input_grad[1]), None, None, None, None
+        (weight, s, gate, reach), (function, threshold) = ctx.saved_tensors, ctx.given
+        received = learned_gradients(grad, weight, s, gate, reach, function, threshold, ctx.needs_input_grad[1])
+        return *received, None, None, None, None
 
 
 def learned_gradients(
