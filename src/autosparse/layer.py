@@ -49,7 +49,7 @@ def _quick_property(module: nn.Module, tensor: str) -> None:
     by_torch: Callable[[nn.Module], Tensor] = given.fget  # type: ignore[assignment]
 
     def effective(self: nn.Module) -> Tensor:
-        if is_dynamo_compiling() or parametrize._cache_enabled or _has_any_global_hook():
+        if is_dynamo_compiling() or parametrize._cache_enabled or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return by_torch(self)
         parts: Any = self._modules["parametrizations"]._modules[tensor]  # type: ignore[union-attr]
         if type(parts) is not Parts or parts._forward_hooks or parts._forward_pre_hooks or parts._backward_hooks:
@@ -214,7 +214,7 @@ def _hooks_of(hooks: Mapping[int, Any], hook: Callable[..., Any]) -> list[int]:
 def _drop_graph(module: nn.RNNBase, args: Any, output: Any) -> None:
     """torch keeps the weights of an RNN's last forward pass; with their graph they could be neither copied nor freed."""
     module._flat_weights = [each if each is None or each.is_leaf else each.detach() for each in module._flat_weights]
-    for parts in module.parametrizations.values():  # type: ignore[operator,union-attr]
+    for parts in module.parametrizations.values():  # type: ignore[operator]
         together = vars(parts).get(TOGETHER)
         if together is not None:
             together.done(parts)

@@ -139,9 +139,7 @@ class SoftThreshold(Gated):
 
     def forward(self, weight: Tensor) -> Tensor:
         buffers: Any = self._buffers  # past nn.Module, whose lookups take long
-        s, gate, reach = self._parameters.get("threshold"), buffers["gate"], buffers["reach"]
-        if s is None:
-            s = self.threshold
+        s, gate, reach = self._stored_threshold(), buffers["gate"], buffers["reach"]
         if self.rows > 1:
             value, group = functional.threshold_value(s, self.function), (self.rows, self.channel_dim)
             return functional.shared_threshold(weight, value, gate, reach, *group, self.power, self.rescale_dim)
@@ -160,10 +158,12 @@ class SoftThreshold(Gated):
 
     def cached_count(self, weight: Tensor) -> int | None:
         weight_version, threshold_version, count = self._counted
-        s = self._parameters.get("threshold")
-        if s is None:
-            s = self.threshold
-        return count if weight_version == weight._version and threshold_version == s._version else None
+        is_same = weight_version == weight._version and threshold_version == self._stored_threshold()._version
+        return count if is_same else None
+
+    def _stored_threshold(self) -> Tensor:
+        learned = self._parameters.get("threshold")
+        return self.threshold if learned is None else learned
 
     def threshold_values(self) -> Tensor:
         return functional.threshold_value(whole(self.threshold.detach()), self.function)

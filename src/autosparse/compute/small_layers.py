@@ -95,7 +95,7 @@ class SmallLayers:
         effective, weight, weight_version, s, threshold_version = found
         part = parts._modules["0"]
         is_same = parts._parameters.get("original") is weight and weight._version == weight_version
-        if is_same and len(parts._modules) == 1 and part._parameters.get("threshold") is s and s._version == threshold_version:  # type: ignore[union-attr]
+        if is_same and len(parts._modules) == 1 and part._parameters.get("threshold") is s and s._version == threshold_version:
             return effective
         return None
 
@@ -147,13 +147,13 @@ class _Thresholds(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         received: list[Tensor | None] = [None]
-        for (tensors, versions, function, threshold), grad in zip(ctx.kept, grads, strict=True):
+        for ((weight, s, gate, reach), versions, function, threshold), grad in zip(ctx.kept, grads, strict=True):
             if grad is None:
                 received += (None, None)
                 continue
-            if versions != (tensors[0]._version, tensors[1]._version, tensors[2]._version):
+            if versions != (weight._version, s._version, gate._version):
                 raise RuntimeError(CHANGED)
-            received += learned_gradients(grad, *tensors, function, threshold, tensors[1].requires_grad)
+            received += learned_gradients(grad, weight, s, gate, reach, function, threshold, s.requires_grad)
         return tuple(received)
 
 
