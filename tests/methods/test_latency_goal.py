@@ -79,6 +79,12 @@ def test_what_cannot_be_met_is_refused(known_times: list[str]) -> None:
         trained(ConvNet(), AutoSparse(target_latency=0.15), example=False)
 
 
+def test_what_a_dense_model_meets_is_said(known_times: list[str]) -> None:
+    with pytest.warns(autosparse.SparsityWarning, match=r"target_latency = 9\.0 ms is met without zeros"):
+        sp, _ = trained(ConvNet(), AutoSparse(target_latency=9.0), epochs=2)
+    assert sp.sparsity() < 0.01
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autosparse.common.tensors import is_sharded, whole
+from autosparse.common.warnings import warn
 from autosparse.cost import size
 from autosparse.methods.families.base import Run, require
 from autosparse.methods.target import MISS
@@ -237,6 +238,11 @@ class LatencyGoal(SparsityGoal):
             f"target_latency = {self.asked} ms cannot be met: in {self.precision} the served model takes {least:.4g} ms at the "
             f"density floor of {sp.density_floor}, and {most:.4g} ms dense",
         )
+        if self.asked >= most:
+            warn(
+                f"target_latency = {self.asked} ms is met without zeros: in {self.precision} the dense model takes "
+                f"{most:.4g} ms when it is served; nothing is pruned"
+            )
 
     def learn(self, sp: Run) -> None:
         sp.parts["latency"].learn(sp, self.precision)
