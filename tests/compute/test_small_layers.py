@@ -308,11 +308,12 @@ def test_a_network_for_the_kernels_keeps_to_them() -> None:
     assert len(sp._together) == 0
 
 
-def test_a_compiled_network_gets_no_new_hook() -> None:
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_network_gets_no_new_hook(fullgraph: bool) -> None:
     torch.manual_seed(0)
     model = mlp()
     sp = autosparse.sparsify(model, AutoSparse(start_sparsity=0.5), epochs=1, steps_per_epoch=9)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, fullgraph=fullgraph, backend="eager")
     optimizer = torch.optim.SGD(sp.param_groups(weight_decay=0.01), lr=0.03)
     sp.bind(optimizer)
     square(compiled, torch.randn(7, 6)).backward()

@@ -33,7 +33,7 @@ def gather_small_layers(sp: Sparsifier) -> SmallLayers:
 def _has_compiled(sp: Sparsifier) -> bool:
     """Whether anything was compiled in this process: with a new hook it would be compiled again."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return has_compiled_parts(sp.model) or (dynamo is not None and bool(dynamo.counters["frames"]))
+    return has_compiled_parts(sp.model) or (dynamo is not None and any(dynamo.counters.values()))
 
 
 def passes_of_step(sp: Sparsifier) -> Tensor | Sequence[Sequence[float]]:
