@@ -9,9 +9,15 @@ import autosparse
 
 from .running import active, begin
 
+QUICK = ("autosparse", "gdp", "gmp", "rigl", "st3+ga", "swat", "topkast")  # one of each kind of parametrization
+RUNS = [
+    pytest.param(name, net, marks=() if name in QUICK and net == "conv" else pytest.mark.slow)
+    for name in autosparse.list_methods()
+    for net in ("conv", "transformer")
+]
 
-@pytest.mark.parametrize("net", ["conv", pytest.param("transformer", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", autosparse.list_methods())
+
+@pytest.mark.parametrize(("name", "net"), RUNS)
 def test_a_compiled_step_equals_the_eager_one(name: str, net: str) -> None:
     eager = begin(name, net, "sgd")
     compiled = begin(name, net, "sgd", wrap=lambda model: torch.compile(model, backend="aot_eager", fullgraph=True))  # type: ignore[arg-type, return-value]

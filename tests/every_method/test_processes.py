@@ -7,16 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import autosparse
 
 from ..states import differences
-from .running import COMBINATIONS
-from .worker import TOGETHER, WORLD
+from .worker import ALONE, TOGETHER, WORLD
 
 ROOT = Path(__file__).parents[2]
 NAMES = autosparse.list_methods()
+how_many = pytest.mark.parametrize("tried", ["few", pytest.param("all", marks=pytest.mark.slow)])
 
 
 def launch(*arguments: str) -> subprocess.Popen[str]:
@@ -36,21 +37,23 @@ def finish(processes: list[subprocess.Popen[str]]) -> None:
         assert process.returncode == 0 or raced, error
 
 
-def test_resume_in_a_new_process_is_bit_exact(tmp_path: Path) -> None:
+@how_many
+def test_resume_in_a_new_process_is_bit_exact(tmp_path: Path, tried: str) -> None:
     """Cut in the middle of an epoch, at its end, after scoring, between two rounds and in the middle of one."""
     # both in processes of their own: what other tests left in this one (flags of torch, memory) must not matter
-    finish([launch("unbroken", str(tmp_path))])
-    finish([launch("resume", str(tmp_path))])
+    finish([launch("unbroken", str(tmp_path), tried)])
+    finish([launch("resume", str(tmp_path), tried)])
     expected, ended = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("unbroken", "ended"))
     wrong = {key: differences(ended[key], expected[key]) for key in expected}
     assert {key: found for key, found in wrong.items() if found} == {}
-    assert len(wrong) == len(NAMES) * len(COMBINATIONS)
+    assert len(wrong) == len(NAMES) * len(ALONE[tried])
 
 
-def test_two_ranks_stay_bit_identical(tmp_path: Path) -> None:
+@how_many
+def test_two_ranks_stay_bit_identical(tmp_path: Path, tried: str) -> None:
     """Weights, optimizer, masks, thresholds, counts at every step and the report, though the ranks see other images."""
-    finish([launch(str(number), str(tmp_path)) for number in range(WORLD)])
+    finish([launch(str(number), str(tmp_path), tried) for number in range(WORLD)])
     first, second = (torch.load(tmp_path / f"rank{number}.pt", weights_only=True) for number in range(WORLD))
-    assert len(first) == len(NAMES) * len(TOGETHER)
+    assert len(first) == len(NAMES) * len(TOGETHER[tried])
     wrong = {key: differences(first[key], second[key]) for key in first}
     assert {key: found for key, found in wrong.items() if found} == {}

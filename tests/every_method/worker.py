@@ -21,16 +21,18 @@ from .settings import BATCH, STEPS, TOTAL
 
 WORLD = 2
 UNTIL = TOTAL - STEPS - 2  # past a change of rounds, in the middle of an epoch
-TOGETHER = (("conv", "sgd"), ("transformer", "adamw"))
+# nets and optimizers: those of the quick tests, and those that `make slow` tries
+ALONE = {"few": (("conv", "sgd"), ("transformer", "adamw")), "all": COMBINATIONS}
+TOGETHER = {"few": (("transformer", "adamw"),), "all": (("conv", "sgd"), ("transformer", "adamw"))}
 
 
-def unbroken(folder: Path) -> None:
+def unbroken(folder: Path, tried: str) -> None:
     """Train every run from its start to its end, and keep what it was where it will be cut."""
     cuts: dict[str, Any] = {}
     ended: dict[str, Any] = {}
     for name in autosparse.list_methods():
         cuts[name] = {}
-        for net, optimizer in COMBINATIONS:
+        for net, optimizer in ALONE[tried]:
             ran = trajectory(name, net, optimizer)
             cuts[name][f"{net}, {optimizer}"] = ran.cut
             ended[f"{name}, {net}, {optimizer}"] = {**ran.run.state(), "report": untimed(ran.run.sp.report())}
@@ -38,12 +40,12 @@ def unbroken(folder: Path) -> None:
     torch.save(ended, folder / "unbroken.pt")
 
 
-def resume(folder: Path) -> None:
+def resume(folder: Path, tried: str) -> None:
     """Continue every run to its end."""
     saved = torch.load(folder / "cut.pt", weights_only=True)
     ended = {}
     for name in saved:
-        for net, optimizer in COMBINATIONS:
+        for net, optimizer in ALONE[tried]:
             run = resumed(name, net, optimizer, saved[name][f"{net}, {optimizer}"])
             run.advance(TOTAL)
             ended[f"{name}, {net}, {optimizer}"] = {**run.state(), "report": untimed(run.sp.report())}
@@ -55,14 +57,14 @@ def parallel(model: nn.Module, net: str) -> nn.Module:
     return DistributedDataParallel(model, broadcast_buffers=net == "conv")
 
 
-def rank(number: int, folder: Path) -> None:
+def rank(number: int, folder: Path, tried: str) -> None:
     """Train every method on this rank's half of each batch, from weights that differ until they are wrapped."""
     store = dist.FileStore(str(folder / "store"), WORLD)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=number, world_size=WORLD, timeout=timedelta(seconds=120))
     half = BATCH // WORLD
     found: dict[str, Any] = {}
     for name in autosparse.list_methods():
-        for net, optimizer in TOGETHER:
+        for net, optimizer in TOGETHER[tried]:
             run = begin(
                 name,
                 net,
@@ -87,7 +89,8 @@ def rank(number: int, folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error", autosparse.SparsityWarning)
-    if sys.argv[1] in ("unbroken", "resume"):
-        {"unbroken": unbroken, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))
+    part, folder, tried = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    if part in ("unbroken", "resume"):
+        {"unbroken": unbroken, "resume": resume}[part](folder, tried)
     else:
-        rank(int(sys.argv[1]), Path(sys.argv[2]))
+        rank(int(part), folder, tried)

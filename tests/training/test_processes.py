@@ -20,7 +20,8 @@ def ranks_ended(done: Any, out: str, workshop: Workshop) -> bool:
     return (workshop.path / out / "result.json").exists() or done.returncode == 0
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_killed_and_resumed_equal_two_unbroken(workshop: Workshop, strategy: str) -> None:
     settings = ("--set", f"train.strategy={strategy}")
     unbroken, cut = f"{strategy}-unbroken", f"{strategy}-cut"
