@@ -8,7 +8,7 @@ NATIVE := src/autosparse/kernels/native
 WORKERS ?= 2
 FILES := src tests examples benchmarks docs build_backend notebooks
 # Several single-threaded test processes use the cores better than one process with many threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: run test lint slow chaos soak zoo zoo-times compare docs wheel lock torch-range notebooks clean help
 
@@ -78,7 +78,7 @@ torch-range:
 	@for version in $(TORCHES); do \
 		python3 -m venv build/torch-$$version && \
 		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[data]" pytest pytest-xdist hypothesis && \
-		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not chaos" \
+		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not chaos" \
 			tests/sparsifier tests/every_method tests/compute tests/kernels tests/serving tests/training \
 		|| { echo "torch $$version: FAILED"; exit 1; }; \
 		echo "torch $$version: passed"; \

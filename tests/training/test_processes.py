@@ -20,13 +20,21 @@ def ranks_ended(done: Any, out: str, workshop: Workshop) -> bool:
     return (workshop.path / out / "result.json").exists() or done.returncode == 0
 
 
+def unbroken_run(workshop: Workshop, strategy: str) -> str:
+    """Two ranks from start to end, trained by the first test that needs them; replicas keep what each rank ended with."""
+    out = f"{strategy}-unbroken"
+    if not (workshop.path / out / "result.json").exists():
+        keep = {"KEEP_RANKS": "1"} if strategy == "ddp" else {}
+        done = workshop.train(out, "--set", f"train.strategy={strategy}", ranks=2, environment=keep)
+        assert ranks_ended(done, out, workshop), done.stderr
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_killed_and_resumed_equal_two_unbroken(workshop: Workshop, strategy: str) -> None:
     settings = ("--set", f"train.strategy={strategy}")
-    unbroken, cut = f"{strategy}-unbroken", f"{strategy}-cut"
-    done = workshop.train(unbroken, *settings, ranks=2, environment={"KEEP_RANKS": "1"} if strategy == "ddp" else {})
-    assert ranks_ended(done, unbroken, workshop), done.stderr
+    unbroken, cut = unbroken_run(workshop, strategy), f"{strategy}-cut"
     at = FORWARDS_A_STEP * (STEPS + 11)  # the 11th step of the second epoch, after the checkpoint of its 8th
     killed = workshop.train(
         cut, *settings, ranks=2, environment={"SIGNAL": "SIGKILL", "SIGNAL_AT": str(at), "SIGNAL_RANK": "1"}
@@ -48,6 +56,7 @@ def test_two_ranks_killed_and_resumed_equal_two_unbroken(workshop: Workshop, str
 
 def test_replicas_are_bit_identical(workshop: Workshop) -> None:
     """Thresholds, gates, masks and weights as the ranks of the unbroken run left them."""
+    unbroken_run(workshop, "ddp")
     first, second = (torch.load(workshop.path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     compared = [name for name in first if "running_" not in name and "num_batches" not in name]
     assert any("threshold" in name for name in compared)
@@ -69,11 +78,9 @@ def test_torchrun_restarts_a_run_by_itself(workshop: Workshop, strategy: str, ra
     """The same command starts the run, and after a rank was killed goes on with it."""
     settings, unbroken, cut = (
         ("--set", f"train.strategy={strategy}"),
-        f"{strategy}-unbroken",
+        unbroken_run(workshop, strategy),
         f"elastic-{strategy}-{rank}-{step}",
     )
-    if not (workshop.path / unbroken / "result.json").exists():
-        workshop.train(unbroken, *settings, ranks=2)
     kill = {"SIGNAL": "SIGKILL", "SIGNAL_AT": str(FORWARDS_A_STEP * step), "SIGNAL_RANK": str(rank)}
     done = workshop.train(cut, *settings, ranks=2, restarts=1, environment=kill)
     assert ranks_ended(done, cut, workshop), done.stderr
