@@ -21,7 +21,7 @@ def fits(weight: Tensor, *others: Tensor | None) -> bool:
 
 
 def lies_right(weight: Tensor, *others: Tensor | None) -> bool:
-    """The same where nothing traces."""
+    """The same, where it is known already that nothing traces or records."""
     if weight.dtype is not torch.float32 or not is_plain(weight, *others) or not weight.is_cpu or load().kernels is None:
         return False
     for other in others:

@@ -114,7 +114,7 @@ def _empty(chart: Chart) -> bool:
 
 
 def _method_words(run: Run) -> str:
-    """The method and what of it is no default: a run's folder holds every field."""
+    """The method and the settings that differ from its defaults: a run's folder holds every field."""
     given = run.recipe.get("method")
     fields, defaults = given if isinstance(given, dict) else {}, _defaults(run.method)
     settings = {key: value for key, value in fields.items() if key != "name" and (key, value) not in defaults.items()}
