@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import math
 import signal
 import sys
@@ -125,6 +126,7 @@ def main() -> None:
     shape = tuple(options.shape)
     torch.set_num_threads(1)
     app = make_app(Queue(load(options.folder, shape, options.precision), options.workers, options.queue), shape)
+    gc.freeze()  # else a full collection walks through all of torch and holds every request up for about 0.2 s
     signal.signal(signal.SIGTERM, end)  # uvicorn raises the signal again when all is answered
     uvicorn.run(app, host=options.host, port=options.port, limit_concurrency=MOST_CONNECTIONS, access_log=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -19,6 +20,7 @@ from autosparse.kernels import compressed, library
 from autosparse.methods import METHODS
 
 ORDER = "AUTOSPARSE_TEST_ORDER"
+LASTING: set[str] = set()  # names of modules that are no test's own
 
 # no network, and no progress bars in the output of a failing test; read when huggingface_hub is imported
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
@@ -38,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             modules.setdefault(item.nodeid.split("::")[0], []).append(item)
         shuffled = chance.sample(list(modules.values()), len(modules))
         items[:] = [item for tests in shuffled for item in chance.sample(tests, len(tests))]
+
+
+def pytest_collection_finish() -> None:
+    """A full collection of garbage would otherwise walk through all of torch and every collected test, for a quarter second."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +75,11 @@ def put_back(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> Non
 
 def forget_modules(folder: Path) -> None:
     """Tests write modules of the same name, and Python would give the first of them to all."""
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+    for name in sys.modules.keys() - LASTING:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{folder}{os.sep}"):
             del sys.modules[name]
+        else:
+            LASTING.add(name)  # to look at thousands of them again after every test takes half a minute in all
 
 
 def settings() -> dict[str, object]:

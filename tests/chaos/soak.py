@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from autosparse.export import SparseModel
 
 SERVER = Path(__file__).parents[2] / "examples" / "serve.py"
 SHAPE = (3, 32, 32)
-WIDTH = 256  # computing takes far longer than HTTP
+WIDTH = 512  # computing takes far longer than HTTP
 WORKERS, WAITING = 1, 15
 INPUTS = 16
 ALONE = 40  # requests one after the other, for the unloaded time
@@ -233,6 +234,7 @@ def soak(seconds: float) -> Soak:
     """Start a server, load it, stop it."""
     with tempfile.TemporaryDirectory() as folder:
         inputs, expected = make_model(Path(folder) / "model")
+        gc.freeze()  # collections of the client's own would be counted as the server's delays
         port = free_port()
         server = start(Path(folder) / "model", port)
         try:
