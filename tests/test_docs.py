@@ -247,6 +247,7 @@ def test_every_shardable_method_has_a_sharded_run_in_the_table() -> None:
     assert set(table["SHARDED_HERE"]) == {name for name, cls in METHODS.items() if cls().traits.shardable}
 
 
+@pytest.mark.slow  # it collects every test there is
 def test_the_table_of_supported_combinations_is_up_to_date() -> None:
     table = runpy.run_path(str(DOCS / "make_support_table.py"))
     assert (DOCS / "supported.md").read_text(encoding="utf-8") == table["page"](table["collected"]())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import safetensors.torch
 import torch
+
+from autosparse import cli
 
 NET = '''
 import atexit, os, signal
@@ -96,6 +101,21 @@ class Workshop:
 
     def train(self, out: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return self.command("train", "tiny.yaml", "--no-report", "--out", out, *arguments, **options)
+
+    def answer(self, out: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """The same command inside this process, for what trains nothing: it is refused, or has nothing to do."""
+        words = ["train", "tiny.yaml", "--no-report", "--out", out, *arguments]
+        settings = {"AUTOSPARSE_ALLOW_CODE": "user_net", **(environment or {})}
+        output, errors = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, settings),
+            contextlib.chdir(self.path),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            pytest.raises(SystemExit) as end,
+        ):
+            cli.main(words)
+        return subprocess.CompletedProcess(words, end.value.code or 0, output.getvalue(), errors.getvalue())
 
     def weights(self, out: str) -> dict[str, torch.Tensor]:
         return safetensors.torch.load_file(self.path / out / "model.safetensors")

@@ -83,7 +83,7 @@ def test_a_living_run_is_left_alone_and_a_killed_one_resumed(workshop: Workshop)
         _, status = os.waitpid(living.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         for arguments in ((), ("--resume",)):
-            refused = workshop.train("living", *arguments)
+            refused = workshop.answer("living", *arguments)
             assert refused.returncode == 2
             assert f"living is in use by process {living.pid} on {socket.gethostname()}" in refused.stderr
         assert workshop.json("living", "run.json")["status"] == "running"

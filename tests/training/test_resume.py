@@ -46,21 +46,21 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(workshop: Workshop, unbroken: st
 
 def test_a_complete_run_is_left_alone(workshop: Workshop, unbroken: str) -> None:
     before = (workshop.path / unbroken / "result.json").read_bytes()
-    again = workshop.command("train", "--resume", "--out", unbroken, "--no-report")
+    again = workshop.answer(unbroken, "--resume")
     assert again.returncode == 0
     assert "complete already" in again.stdout
     assert (workshop.path / unbroken / "result.json").read_bytes() == before
 
 
 def test_a_folder_that_exists_is_refused(workshop: Workshop, unbroken: str) -> None:
-    again = workshop.train(unbroken)
+    again = workshop.answer(unbroken)
     assert again.returncode == 2
     assert again.stderr.startswith("error: unbroken exists already")
     assert "--resume" in again.stderr
 
 
 def test_a_changed_recipe_is_refused_with_the_difference(workshop: Workshop, unbroken: str) -> None:
-    again = workshop.train(unbroken, "--resume", "--set", "optimizer.lr=0.2")
+    again = workshop.answer(unbroken, "--resume", "--set", "optimizer.lr=0.2")
     assert again.returncode == 2
     assert "optimizer.lr: 0.05 -> 0.2" in again.stderr
 
@@ -71,22 +71,22 @@ def test_start_or_resume_does_whichever_fits(workshop: Workshop, unbroken: str) 
     done = workshop.train("either", "--start-or-resume")
     assert done.returncode == 0, done.stderr
     workshop.assert_same(unbroken, "either")
-    assert "complete already" in workshop.train("either", "--start-or-resume").stdout
-    changed = workshop.train("either", "--start-or-resume", "--set", "optimizer.lr=0.2")
+    assert "complete already" in workshop.answer("either", "--start-or-resume").stdout
+    changed = workshop.answer("either", "--start-or-resume", "--set", "optimizer.lr=0.2")
     assert changed.returncode == 2
     assert "optimizer.lr: 0.05 -> 0.2" in changed.stderr
-    both = workshop.train("either", "--start-or-resume", "--resume")
+    both = workshop.answer("either", "--start-or-resume", "--resume")
     assert both.returncode == 2
     assert "not both" in both.stderr
 
 
 def test_under_torchrun_this_is_the_default(workshop: Workshop, unbroken: str) -> None:
     torchrun = {"TORCHELASTIC_RUN_ID": "any"}
-    assert "complete already" in workshop.train(unbroken, environment=torchrun).stdout
-    changed = workshop.train(unbroken, "--set", "optimizer.lr=0.2", environment=torchrun)
+    assert "complete already" in workshop.answer(unbroken, environment=torchrun).stdout
+    changed = workshop.answer(unbroken, "--set", "optimizer.lr=0.2", environment=torchrun)
     assert changed.returncode == 2
     assert "the recipe differs from that of the run in unbroken: optimizer.lr: 0.05 -> 0.2" in changed.stderr
-    refused = workshop.train(unbroken, "--no-start-or-resume", environment=torchrun)
+    refused = workshop.answer(unbroken, "--no-start-or-resume", environment=torchrun)
     assert refused.returncode == 2
     assert "unbroken exists already" in refused.stderr
 
