@@ -37,8 +37,14 @@ class ConvNet(nn.Module):
         return self.fc(x.flatten(1))
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
+def mlp(width: int = 48) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
+
+
+def wide_mlp() -> nn.Module:
+    return mlp(256)
 
 
 OPTIMIZERS = {
@@ -110,14 +116,23 @@ def test_the_order_statistic_is_weighted():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("net", "part"), [(ConvNet, 0.6), (mlp, 0.35)])
-def test_the_file_is_never_larger_and_hardly_smaller(net, part, optimizer, tmp_path):
+@pytest.mark.parametrize(
+    ("net", "part", "precision"),
+    [
+        (ConvNet, 0.6, "float32"),
+        (mlp, 0.35, "float32"),
+        (wide_mlp, 0.3, "bfloat16"),
+        (wide_mlp, 0.6, "int8"),
+        (wide_mlp, 0.2, "int8"),
+    ],
+)
+def test_the_file_is_never_larger_and_hardly_smaller(net, part, precision, optimizer, tmp_path):
     model = net()
-    autosparse.save_sparse(model, tmp_path / "dense")
+    autosparse.save_sparse(model, tmp_path / "dense", dtype=precision)
     size = int(part * (tmp_path / "dense").stat().st_size)
-    sp, _ = trained(model, AutoSparse(target_size=size), optimizer)
+    sp, _ = trained(model, AutoSparse(target_size=size, precision=precision), optimizer)
     sp.finalize()
-    autosparse.save_sparse(model, tmp_path / "sparse")
+    autosparse.save_sparse(model, tmp_path / "sparse", dtype=precision)
     assert 0.98 * size <= (tmp_path / "sparse").stat().st_size <= size
 
 
@@ -236,7 +251,7 @@ def test_bad_goals(fields, message):
     ("fields", "message"),
     [
         ({"target_flops": 0.05}, "layers that stay dense, and the density floor"),
-        ({"target_size": "1 kB"}, "target_size = 0.001 MB cannot be met: the file takes 0.00"),
+        ({"target_size": "1 kB"}, "target_size = 0.001 MB cannot be met: in float32 the file takes 0.00"),
         ({"max_loss_increase": 0.1}, "needs the losses of a dense run"),
     ],
 )

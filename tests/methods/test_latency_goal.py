@@ -92,7 +92,7 @@ def test_what_a_dense_model_meets_is_said(known_times: list[str]) -> None:
         ({"target_latency": "5 ms"}, "it is in milliseconds"),
         ({"target_latency": 5, "target_size": "1 MB"}, "target_size and target_latency both decide how sparse"),
         ({"target_latency": 5, "precision": "int4"}, "precision 'int4' is not known; give float32, bfloat16, int8"),
-        ({"precision": "int8"}, "is that of the served model, for target_latency: set it too"),
+        ({"precision": "int8"}, "is that of the served model or of its file: set target_latency or target_size too"),
     ],
 )
 def test_bad_goals(fields: dict[str, Any], message: str) -> None:

@@ -14,6 +14,9 @@ from autosparse.common.words import require
 
 UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 PARTS = (":blocks", ":mask", ":values")
+SCALES = ":scales"
+VALUES = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}  # as the header names them
+WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of a weight
 HEADER = 150  # bytes that a sparse tensor's further parts take in the header: it is stored dense where that is less
 SHA = "0" * 64
 
@@ -33,22 +36,35 @@ def bytes_of(size: str | int) -> int:
 
 
 def header_bytes(
-    sparse: Mapping[str, tuple[int, ...]], dense: Mapping[str, tuple[int, ...]], tied: Iterable[str], largest: int
+    sparse: Mapping[str, tuple[int, ...]],
+    dense: Mapping[str, tuple[int, ...]],
+    tied: Iterable[str],
+    largest: int,
+    precision: str = "float32",
 ) -> int:
-    """Bytes of the header and of the table of contents in it, in a file of at most `largest` bytes, all in float32."""
+    """Bytes of the header and of the table of contents in it, in a file of at most `largest` bytes."""
     entries, parts = {}, {}
     for stored, shapes in (("sparse", sparse), ("dense", dense)):
         for name, shape in shapes.items():
             sides = list(shape)
-            entries[name] = {"stored": stored, "shape": sides, "dtype": "F32", "values": "F32", "sha256": SHA}
+            entries[name] = {"stored": stored, "shape": sides, "dtype": "F32", "values": VALUES[precision], "sha256": SHA}
             numbers = [math.prod(shape)] if stored == "sparse" else sides
-            for part in PARTS if stored == "sparse" else ("",):
+            for part in (*(PARTS if stored == "sparse" else ("",)), *[SCALES] * (precision == "int8" and len(shape) > 1)):
                 parts[name + part] = {"dtype": "F32", "shape": numbers, "data_offsets": [largest, largest]}
     longest = max((*sparse, *dense), key=len)
     content = {"version": 1, "tensors": entries, "tied": dict.fromkeys(tied, longest), "sha256": SHA}
     table = json.dumps(content, separators=(",", ":"))
     header = json.dumps({"__metadata__": {"autosparse": table}, **parts}, separators=(",", ":"))
     return 16 + len(header)
+
+
+def width_and_scales(shape: tuple[int, ...], itemsize: int, precision: str) -> tuple[int, int]:
+    """Bytes of one number of a float tensor in a file of this precision, and of its scales; vectors keep theirs."""
+    width = min(itemsize, WIDTHS[precision])
+    if len(shape) < 2 or width == itemsize:
+        return itemsize, 0
+    scales = 4 * shape[0] if precision == "int8" else 0
+    return (width, scales) if width * math.prod(shape) + scales < itemsize * math.prod(shape) else (itemsize, 0)
 
 
 def mask_bytes(active: Tensor) -> int:

@@ -66,8 +66,8 @@ class LearnedThreshold(Method):
         require(self.s_init is None or math.isfinite(self.s_init), f"s_init = {self.s_init}; it must be a finite number")
         object.__setattr__(self, "precision", precision_name(self.precision, "precision", ("float32", "bfloat16", "int8")))
         require(
-            self.precision == "float32" or self.target_latency is not None,
-            f"precision = {self.precision!r} is that of the served model, for target_latency: set it too",
+            self.precision == "float32" or self.target_latency is not None or self.target_size is not None,
+            f"precision = {self.precision!r} is that of the served model or of its file: set target_latency or target_size too",
         )
         goal = self.goal
         if self.s_init is not None and goal is not None and self.g != "identity":

@@ -12,8 +12,11 @@ from autosparse.common.warnings import warn
 from autosparse.cost import size
 from autosparse.methods.families.base import Run, require
 from autosparse.methods.target import MISS
+from autosparse.quantization.affine import quantize_weight, weight_scales
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from autosparse.layer import Layer
 
 BELOW = 0.998  # the part of a size that is aimed at: what a forecast of the mask's bytes misses must not exceed it
@@ -138,9 +141,10 @@ class FlopsGoal(SparsityGoal):
 
 @dataclass(frozen=True)
 class SizeGoal(SparsityGoal):
-    """Bytes of the exported sparse file in float32: never more, and a few less."""
+    """Bytes of the exported sparse file in a precision: never more, and a few less."""
 
     asked: int
+    precision: str = "float32"
     field = "target_size"
 
     def check(self, sp: Run) -> None:
@@ -148,8 +152,8 @@ class SizeGoal(SparsityGoal):
         least = fixed + self._layers(sp.layers, [sp.density_floor] * len(sp.layers), [1.0] * len(sp.layers))
         if self.asked < least:
             raise ValueError(
-                f"target_size = {self.text(self.asked)} cannot be met: the file takes {self.text(least)} when all {total} "
-                f"sparsified weights but the density floor of {sp.density_floor} are zero"
+                f"target_size = {self.text(self.asked)} cannot be met: in {self.precision} the file takes {self.text(least)} "
+                f"when all {total} sparsified weights but the density floor of {sp.density_floor} are zero"
             )
 
     def miss(self, sparsity: float) -> float:
@@ -157,36 +161,47 @@ class SizeGoal(SparsityGoal):
 
     def sparsity(self, sp: Run) -> float:
         """The zeros at which the file would have its size, if all layers shrank alike and masks stayed as clustered."""
-        densities, sizes = sp.densities(), [layer.numel for layer in sp.layers]
-        clusters = [self._clustering(layer, density) for layer, density in zip(sp.layers, densities, strict=True)]
+        stored = [self._stored(layer) for layer in sp.layers]
+        shares = [count / layer.numel for layer, (count, _) in zip(sp.layers, stored, strict=True)]
+        clusters = [
+            _clustering(layer.numel, share, masks) for layer, share, (_, masks) in zip(sp.layers, shares, stored, strict=True)
+        ]
         room = BELOW * self.asked - self._fixed(sp)
-        low, high = 0.0, 1 / max(max(densities), 1e-9)
+        low, high = 0.0, 1 / max(max(shares), 1e-9)
         for _ in range(STEPS):
             factor = (low + high) / 2
-            scaled = [min(1.0, factor * density) for density in densities]
+            scaled = [min(1.0, factor * share) for share in shares]
             low, high = (low, factor) if self._layers(sp.layers, scaled, clusters) > room else (factor, high)
-        kept = sum(low * density * count for density, count in zip(densities, sizes, strict=True))
-        return 1 - min(kept / sum(sizes), 1.0)
+        return max(0.0, 1 - low * (1 - sp.sparsity()))
 
-    def _clustering(self, layer: Layer, density: float) -> float:
-        """Bytes of the mask over what they would be if zeros fell at random."""
-        expected = _random_mask_bytes(layer.numel, density)
-        return size.mask_bytes(whole(layer.active())) / expected if expected >= 1 else 1.0
+    def _stored(self, layer: Layer) -> tuple[int, int]:
+        """Numbers of a layer that the file keeps, and bytes of its mask; int8 rounds small ones to zero."""
+        if self.precision == "int8" and self._width(layer) == 1:
+            weight = whole(layer.effective().detach())
+            kept = quantize_weight(weight, weight_scales(weight)) != 0
+        else:
+            kept = whole(layer.active())
+        return int(kept.sum()), size.mask_bytes(kept)
 
-    def _layers(self, layers: Sequence[Layer], densities: Sequence[float], clusters: Sequence[float]) -> float:
-        """Data bytes of the sparsified weights."""
+    def _width(self, layer: Layer) -> int:
+        """Bytes of one weight."""
+        return size.width_and_scales(tuple(layer.shape), 4, self.precision)[0]
+
+    def _layers(self, layers: Sequence[Layer], shares: Sequence[float], clusters: Sequence[float]) -> float:
+        """Data bytes of the sparsified weights, of which these shares are stored."""
         total = 0.0
-        for layer, density, cluster in zip(layers, densities, clusters, strict=True):
-            masks = min(layer.numel / 8 + 1, cluster * _random_mask_bytes(layer.numel, density))
-            total += size.tensor_bytes(layer.name, layer.numel, density * layer.numel, masks)
+        for layer, share, cluster in zip(layers, shares, clusters, strict=True):
+            masks = min(layer.numel / 8 + 1, cluster * _random_mask_bytes(layer.numel, share))
+            total += size.tensor_bytes(layer.name, layer.numel, share * layer.numel, masks, self._width(layer))
         return total
 
     def _fixed(self, sp: Run) -> float:
-        """Bytes of everything else: the header, biases, norms, dense layers."""
+        """Bytes of everything else: the header, scales, biases, norms, dense layers."""
         sparse = {layer.places[0].key: tuple(layer.shape) for layer in sp.layers}
         tied = [place.key for layer in sp.layers for place in layer.places[1:]]
+        data = sum(size.width_and_scales(shape, 4, self.precision)[1] for shape in sparse.values())
         dense: dict[str, tuple[int, ...]] = {}
-        places, data = set(), 0
+        places = set()
         for name, tensor in sp.model.state_dict().items():
             if name in sparse or name in tied or ".parametrizations." in f".{name}":
                 continue
@@ -197,22 +212,31 @@ class SizeGoal(SparsityGoal):
             else:
                 places.add(place)
                 dense[name] = tuple(tensor.shape)
-                data += tensor.numel() * tensor.element_size()
-        return data + size.header_bytes(sparse, dense, tied, self.asked)
+                data += self._dense_bytes(tensor)
+        return data + size.header_bytes(sparse, dense, tied, self.asked, self.precision)
+
+    def _dense_bytes(self, tensor: Tensor) -> int:
+        width, scales = tensor.element_size(), 0
+        if tensor.is_floating_point():
+            width, scales = size.width_and_scales(tuple(tensor.shape), width, self.precision)
+        return tensor.numel() * width + scales
 
     def reached(self, sp: Run) -> float:
         """Bytes of the file as it would be now."""
-        total = self._fixed(sp)
-        for layer in sp.layers:
-            active = whole(layer.active())
-            total += size.tensor_bytes(layer.name, layer.numel, int(active.sum()), size.mask_bytes(active))
-        return total
+        stored = [(layer, *self._stored(layer)) for layer in sp.layers]
+        parts = [size.tensor_bytes(layer.name, layer.numel, count, masks, self._width(layer)) for layer, count, masks in stored]
+        return self._fixed(sp) + sum(parts)
 
     def is_met(self, sp: Run) -> bool:
         return self.reached(sp) <= self.asked
 
     def excess(self, sp: Run) -> int:
-        return max(0, math.ceil((self.reached(sp) - self.asked) / 4))
+        over = self.reached(sp) - self.asked
+        if over <= 0:
+            return 0
+        active = sum(int(layer.count_active()) for layer in sp.layers)
+        rounded = active - sum(self._stored(layer)[0] for layer in sp.layers)  # likely to go first, and they free nothing
+        return math.ceil(over / size.WIDTHS[self.precision]) + rounded // 10
 
     def text(self, value: float) -> str:
         return f"{value / 1e6:.4g} MB"
@@ -291,7 +315,7 @@ def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
     )
     for name, value in given.items():
         if name == SizeGoal.field:
-            return SizeGoal(size.bytes_of(value))
+            return SizeGoal(size.bytes_of(value), fields["precision"])
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == LatencyGoal.field:
             require(number and 0 < value < math.inf, f"{name} = {value!r}; it is in milliseconds, more than 0")
@@ -300,6 +324,12 @@ def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
         require(number and 0 < value < 1, f"{name} = {value!r}; allowed: between 0 and 1, {allowed}")
         return GOALS[name](value)
     return None
+
+
+def _clustering(count: int, density: float, masks: int) -> float:
+    """Bytes of a mask over what they would be if zeros fell at random."""
+    expected = _random_mask_bytes(count, density)
+    return masks / expected if expected >= 1 else 1.0
 
 
 def _random_mask_bytes(count: int, density: float) -> float:
