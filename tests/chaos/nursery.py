@@ -7,6 +7,7 @@ code goes to stdout. Run by killing.py, never imported.
 import json
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from autosparse.export import hub, onnx  # noqa: F401
 from autosparse.report import write_report  # noqa: F401
 from autosparse.training import run  # noqa: F401
 
-PROCESSOR_SECONDS = 60  # ten times what a command takes
+SECONDS = 60  # ten times what a command takes
 
 
 def be_born(order: dict[str, Any]) -> None:
@@ -46,7 +47,7 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file"], limits["file"]))
     if "memory" in limits:
         # Thread.start waits for ever for a thread that had no memory to begin: as under a batch system, time is limited too
-        resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS,) * 2)
+        signal.alarm(SECONDS)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + limits["memory"],) * 2)
 

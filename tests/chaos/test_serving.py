@@ -154,6 +154,8 @@ for number in range(int(sys.argv[1])):
     _, status = os.waitpid(child, 0)
     failures += status != 0
 over.set()
+for thread in threads:  # one that computes while the interpreter ends aborts the process
+    thread.join()
 print(failures)
 """
 

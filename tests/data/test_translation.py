@@ -1,5 +1,6 @@
 """Translation batches: shapes and tokens, lengths, order, shares of ranks, the tokenizer and its cache."""
 
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from autosparse.data import open_data
 from autosparse.data.batches import Data
 from autosparse.data.config import TranslationData
-from autosparse.data.tokenizer import END_ID, PADDING_ID, START_ID, Text, open_tokenizer, train_tokenizer
+from autosparse.data.tokenizer import END_ID, PADDING_ID, START_ID, Text, open_tokenizer, read_tokenizer, train_tokenizer
 from autosparse.data.translation import EncodedPairs, Rows, group_by_length, open_held_out, training_groups
 
 NOUNS = ("dog", "cat", "man", "tree", "house", "girl")
@@ -232,6 +233,14 @@ def test_lowercase(folder: Path) -> None:
     assert data.text is not None
     assert data.text.lowercase
     assert data.text.decode(data.text.encode("Ein Hund. ÄÖ")) == "ein hund. äö"
+
+
+def test_a_damaged_tokenizer_is_told_even_where_its_library_panics(tmp_path: Path) -> None:
+    content = json.loads(train_tokenizer(Few(), 320, False).to_str())
+    content["model"]["continuing_subword_prefix"] = "longer than any piece of the text"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged"):
+        read_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_tokenizer_is_trained_once_for_the_same_text_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from autosparse.report import figures, read_run, write_report
 from autosparse.report import page as pages
-from autosparse.report import read_run, write_report
 from autosparse.report.page import build_page
 
 Maker = Callable[..., Path]
@@ -165,6 +165,19 @@ def test_a_report_interrupted_after_any_file_is_written_again(make_run: Maker, t
         assert len(list(out.iterdir())) == files
         write_report([run], out)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
+
+
+def test_a_report_written_by_another_process_meanwhile_is_renewed(make_run: Maker, tmp_path: Path) -> None:
+    run, png = read_run(make_run(method="dense")), figures.png
+    with pytest.MonkeyPatch.context() as patch:
+
+        def after_another(chart: figures.Chart) -> bytes:
+            patch.setattr(figures, "png", png)
+            write_report([run], tmp_path / "r")
+            return png(chart)
+
+        patch.setattr(figures, "png", after_another)
+        assert write_report([run], tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

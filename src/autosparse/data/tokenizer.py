@@ -84,7 +84,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise FileNotFoundError(f"there is no tokenizer {path}")
     try:
         return _prepared(_library().Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and its panics are no Exceptions
         raise ValueError(f"the tokenizer {path} is damaged ({error}); delete it, a new run will make it again") from error
 
 

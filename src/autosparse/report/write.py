@@ -20,15 +20,18 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     page = out / PAGE
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; give a folder for the report")
-    earlier = page.exists()
-    if earlier and GENERATOR not in page.read_text("utf-8", errors="replace")[:1000]:
+    if page.exists() and not _is_ours(page):
         raise FileExistsError(f"{page} exists and is not a report of ours; give another folder with --out")
     charts = charts_of(runs)
     images = {f"{chart.key}.png": figures.png(chart) for chart in charts}
-    foreign = [name for name in images if not earlier and (out / name).exists()]
-    if foreign:
+    foreign = [name for name in images if (out / name).exists()]
+    if foreign and not page.exists():  # looked at last: another process may have written its report meanwhile
         raise FileExistsError(f"{out / foreign[0]} exists and is not of a report of ours; give another folder with --out")
     write_text(page, build_page(runs, list(images)))  # first: it marks the folder as ours, should the rest be interrupted
     for name, image in images.items():
         write_bytes(out / name, image)
     return page
+
+
+def _is_ours(page: Path) -> bool:
+    return GENERATOR in page.read_text("utf-8", errors="replace")[:1000]
