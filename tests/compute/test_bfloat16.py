@@ -105,6 +105,7 @@ def test_gradients_of_a_whole_net(fuse: bool, way: str) -> None:
     assert distance(ours) <= 1.2 * distance(dense)
 
 
+@pytest.mark.slow
 def test_ranks_follow_the_plan_of_the_first(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.compute.bfloat16_rank", str(tmp_path)]

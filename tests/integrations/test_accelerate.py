@@ -82,6 +82,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_resume(ranks: list[dict[str, Any]]) -> None:
     first, second = ranks
     assert differences(first, second) == []
@@ -91,6 +92,7 @@ def test_two_processes_agree_and_resume(ranks: list[dict[str, Any]]) -> None:
         assert differences(first["resumed"][part], first["whole"][part]) == []
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_batch(ranks: list[dict[str, Any]]) -> None:
     for name, method in (("whole", TUNED), ("target", TARGET)):
         alone, together = trained(Run(method, batch=16)).seen(), ranks[0][name]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import BertForSequenceClassification
 
@@ -43,6 +44,7 @@ def test_huggingface_trainer(tmp_path: Path) -> None:
     assert bool(plain.classifier.weight.all())
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     output = run(*launch, str(EXAMPLES / "two_processes.py"), OUTPUT=str(tmp_path / "sparse.pt"))

@@ -204,6 +204,7 @@ def test_runs_resume_at_and_within_epochs(step: int, tmp_path: Path) -> None:
     assert differences(state(*resumed), state(*whole)) == []
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_resume(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.integrations.trainer_runs", "rank", str(tmp_path)]

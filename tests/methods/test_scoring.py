@@ -534,6 +534,7 @@ def test_the_progress_bar_is_silent_outside_a_terminal(monkeypatch: pytest.Monke
     assert "scoring" in screen.getvalue()
 
 
+@pytest.mark.slow
 def test_two_ranks_with_half_of_the_batches_choose_the_mask_of_one(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
