@@ -11,6 +11,7 @@ from hypothesis import given, seed, settings
 
 import autosparse
 from autosparse import Sparsifier
+from autosparse.sparsifier.state import IDENTITY
 
 from ..conftest import Loop, small_net
 from ..states import differences
@@ -66,3 +67,13 @@ def test_damaged_precisions_change_nothing(precisions: object) -> None:
     loop = trained()
     state = loop.sp.state_dict()
     assert not take_or_refuse(loop.sp, {**state, "compute": {**state["compute"], "precisions": precisions}})
+
+
+@pytest.mark.parametrize("key", ["version", *IDENTITY])
+def test_a_tensor_where_a_plain_value_belongs_is_refused(key: str) -> None:
+    sp = trained().sp
+    state = sp.state_dict()
+    numbers = torch.arange(3)
+    state[key] = {**state[key], next(iter(state[key])): [numbers]} if isinstance(state[key], dict) else numbers
+    with pytest.raises(ValueError, match=f"its {key} holds a tensor"):
+        sp.load_state_dict(state)

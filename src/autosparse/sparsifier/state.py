@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
 from autosparse.methods.families.base import Method, Stateful, plain_fields
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
 
 VERSION = 1
+IDENTITY = ("method", "fields", "layers", "epochs", "steps_per_epoch")  # of a run
 NAMES_ONLY = ("preset",)  # fields that only give values to others, which are compared
 
 
@@ -43,6 +44,9 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     """Check everything, then continue from `state`."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
+    for key in (*IDENTITY, "version"):
+        if _has_tensor(state.get(key)):
+            raise ValueError(f"the state is damaged: its {key} holds a tensor")
     if state["version"] != VERSION:
         raise ValueError(f"the state has version {state['version']}, this release reads {VERSION}")
     for key in ("memory", "fields", "layers"):
@@ -161,6 +165,13 @@ def _identity(sp: Sparsifier, method: Method) -> dict[str, Any]:
         "epochs": sp.epochs,
         "steps_per_epoch": sp.steps_per_epoch,
     }
+
+
+def _has_tensor(value: Any) -> bool:
+    """Where plain values belong; comparing it with one would be an error of torch's."""
+    if isinstance(value, Mapping):
+        return any(_has_tensor(item) for item in value.values())
+    return any(_has_tensor(item) for item in value) if isinstance(value, list | tuple) else isinstance(value, Tensor)
 
 
 def _plain(value: Any) -> Any:
