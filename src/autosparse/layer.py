@@ -23,9 +23,14 @@ TOGETHER = "_together"  # in a list of parametrizations: who makes the effective
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
+def transposed_linear_class(module: nn.Module) -> type[nn.Module] | None:
+    """The Conv1D of transformers (GPT-2), a Linear with its weight transposed, if it is one; known without importing it."""
+    kinds = (kind for kind in type(module).__mro__ if kind.__module__.startswith("transformers."))
+    return next((kind for kind in kinds if kind.__name__ == "Conv1D"), None)
+
+
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Whether this is the Conv1D of transformers (GPT-2), a Linear with its weight transposed; known without importing it."""
-    return any(kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
+    return transposed_linear_class(module) is not None
 
 
 class Parts(parametrize.ParametrizationList):
