@@ -276,6 +276,7 @@ def _read_info(folder: RunFolder) -> dict[str, Any]:
         raise ValueError(f"{path} is a run of version {info.get('version')!r}; this autosparse reads version {VERSION}")
     if info.get("status") not in list(STATUSES):  # a list, since what a damaged file holds may have no hash
         raise ValueError(f"{file}: status {info.get('status')!r}; allowed: {', '.join(STATUSES)}")
+    _list_in(info, "layers", file)
     return info
 
 
@@ -287,7 +288,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
 def _read_result(path: Path) -> dict[str, Any]:
     result = read_json(path)
-    for place, layer in enumerate(result.get("layers") or []):
+    for place, layer in enumerate(_list_in(result, "layers", path)):
         fields = layer if isinstance(layer, dict) else {}
         missing = [key for key in ("weights", "zeros", "sparsity") if number(fields.get(key)) is None]
         missing += [] if "name" in fields else ["name"]
@@ -299,7 +300,14 @@ def _read_result(path: Path) -> dict[str, Any]:
     gain = result.get("gain") or {}
     if gain and (not isinstance(gain, dict) or any(not number(gain.get(key)) for key in ("seconds", "dense_seconds", "ratio"))):
         raise ValueError(f"{path} is damaged: gain must have seconds, dense_seconds and their ratio")
-    for place, entry in enumerate(result.get("controller") or []):
+    for place, entry in enumerate(_list_in(result, "controller", path)):
         if not isinstance(entry, list) or len(entry) != 4 or any(number(value) is None for value in entry):
             raise ValueError(f"{path} is damaged: controller[{place}] must be [step, target, reached, factor]")
     return result
+
+
+def _list_in(content: Mapping[str, Any], key: str, path: Path) -> list[Any]:
+    value = content.get(key) or []
+    if not isinstance(value, list):
+        raise ValueError(f"{path} is damaged: {key} must be a list")
+    return value
