@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosparse.common.files import read_json
+from autosparse.common.files import read_json, write_json
 from autosparse.experiments import runner
 from autosparse.experiments.grid import Cell
 from autosparse.experiments.progress import Clock, line_of
@@ -117,6 +117,15 @@ def test_one_failing_run_does_not_lose_the_others_and_is_tried_again(tmp_path: P
     assert again["b"].status == "done"
     assert again["b"].result is not None
     assert again["b"].result["resumed"]
+
+
+@pytest.mark.usefixtures("pretend")
+def test_a_run_killed_between_its_result_and_its_last_word_is_resumed(tmp_path: Path) -> None:
+    run_cells([made("a")], tmp_path, jobs=1)
+    write_json(tmp_path / "a" / "run.json", {"status": "running"})
+    assert not run_cells([made("a")], tmp_path, jobs=1)["a"].skipped
+    write_json(tmp_path / "a" / "run.json", {"status": "done"})
+    assert run_cells([made("a")], tmp_path, jobs=1)["a"].skipped
 
 
 @pytest.mark.usefixtures("pretend")

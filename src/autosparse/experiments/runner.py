@@ -200,7 +200,9 @@ def state_of(folder: Path, recipe: Recipe) -> State:
             f"{folder} holds a run of another recipe ({'; '.join(changes)}); choose another --out, or remove that folder"
         )
     run = RunFolder(folder)
-    return "done" if run.done and not run.faults(run.result) else "unfinished"
+    # one that was killed before it could say that it is done is resumed, which says it
+    is_done = run.done and run.read_info().get("status", "done") == "done" and not run.faults(run.result)
+    return "done" if is_done else "unfinished"
 
 
 def stored_recipe(folder: Path) -> Recipe | None:
