@@ -15,7 +15,7 @@ from autosparse.methods import Budgeted
 from autosparse.methods.target import TargetController
 
 from ..every_method.running import Run, active, begin, make_net
-from ..every_method.settings import TOTAL
+from ..every_method.settings import QUICK, TOTAL
 from ..states import differences
 from .pretend import DEVICE, READS, PretendTensor
 
@@ -94,7 +94,7 @@ def test_the_host_reads_once_per_step_at_most(name: str) -> None:
     assert steered or len(busy) <= TOTAL / 4
 
 
-@every_method
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_a_saved_run_goes_on_exactly(name: str) -> None:
     unbroken, resumed = whole_run(name), start(name, seed=1000)
     unbroken.saved.seek(0)

@@ -15,6 +15,7 @@ from autosparse.layer import Layer
 
 EPOCHS, STEPS = 4, 8  # of a short run, all rounds together
 TOTAL = EPOCHS * STEPS
+QUICK = ("autosparse", "gdp", "gmp", "rigl", "st3+ga", "swat", "topkast")  # one of each kind of parametrization
 BATCH = 32
 SCORED_BATCHES = 2
 QUARTER = 0.75  # the sparsity of all budgets: sizes divide by four, so counts can be told by hand

@@ -8,8 +8,8 @@ import torch
 import autosparse
 
 from .running import active, begin
+from .settings import QUICK
 
-QUICK = ("autosparse", "gdp", "gmp", "rigl", "st3+ga", "swat", "topkast")  # one of each kind of parametrization
 RUNS = [
     pytest.param(name, net, marks=() if name in QUICK and net == "conv" else pytest.mark.slow)
     for name in autosparse.list_methods()

@@ -91,7 +91,7 @@ def test_under_torchrun_this_is_the_default(workshop: Workshop, unbroken: str) -
     assert "unbroken exists already" in refused.stderr
 
 
-@pytest.mark.parametrize("redirection", ["| true", ">&-"])
+@pytest.mark.parametrize("redirection", ["| true", pytest.param(">&-", marks=pytest.mark.slow)])
 def test_a_closed_output_does_not_end_a_run(workshop: Workshop, unbroken: str, redirection: str) -> None:
     out = f"closed-{len(redirection)}"
     words = f"{sys.executable} -m autosparse train tiny.yaml --no-report --out {out} 2>&1"
