@@ -13,14 +13,16 @@ import autosparse
 
 from ..states import differences
 from .running import COMBINATIONS, begin, make_net, resumed, trajectory
-from .settings import ROWS, TOTAL
+from .settings import QUICK, ROWS, TOTAL
 
 NAMES = autosparse.list_methods()
+COPIED = [(name, "conv", "sgd") for name in NAMES] + [
+    pytest.param(name, "transformer", "adamw", marks=() if name in QUICK else pytest.mark.slow) for name in NAMES
+]
 every_run = pytest.mark.parametrize(("name", "net", "optimizer"), [(name, *each) for name in NAMES for each in COMBINATIONS])
 
 
-@pytest.mark.parametrize(("net", "optimizer"), [("conv", "sgd"), ("transformer", "adamw")])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "net", "optimizer"), COPIED)
 def test_a_copy_goes_on_as_the_original_does(name: str, net: str, optimizer: str) -> None:
     """Copied in the middle: both continue alike, each by itself; the copy is finalized and the original trains on."""
     run = resumed(name, net, optimizer, trajectory(name, net, optimizer).cut)
