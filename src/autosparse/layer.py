@@ -30,6 +30,7 @@ def transposed_linear_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
+    """Whether this is transformers' Conv1D or derives from it."""
     return transposed_linear_class(module) is not None
 
 

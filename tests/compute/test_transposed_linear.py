@@ -7,20 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import autosparse
-from autosparse import GMP, AutoSparse, RigL, kernels
+from autosparse import GMP, RigL, kernels
 from autosparse.compute import reasons, routing
+
+from .conftest import KINDS_OF_GRADIENTS
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
-
-METHODS = [
-    AutoSparse(alpha=0.5, start_sparsity=0.8),
-    AutoSparse(alpha=0.0, start_sparsity=0.8),
-    AutoSparse(alpha=0.5, start_sparsity=0.8, threshold="channel"),
-    AutoSparse(alpha=0.5, start_sparsity=0.8, backward_sparsity=0.6),
-    GMP(sparsity=0.8),
-    RigL(sparsity=0.8),
-]
 
 
 def gpt2() -> nn.Module:
@@ -53,7 +46,7 @@ def losses_and_gradients(method: autosparse.methods.Method, mode: str, bfloat16:
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", [*KINDS_OF_GRADIENTS, RigL(sparsity=0.8)], ids=str)
 def test_kernels_and_torch_agree(method: autosparse.methods.Method, bfloat16: bool) -> None:
     tolerance = {"rtol": 0.1, "atol": 2e-3} if bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
     ours, torchs = (losses_and_gradients(method, mode, bfloat16) for mode in ("sparse", "dense"))

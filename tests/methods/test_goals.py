@@ -271,3 +271,15 @@ def test_a_loss_budget_needs_losses():
     opt.step()
     with pytest.raises(ValueError, match=r"sp\.end_epoch\(loss=\.\.\.\)"):
         sp.end_epoch()
+
+
+def test_broken_weights_are_named_under_a_size_in_int8():
+    model = wide_mlp()
+    sp = autosparse.sparsify(model, AutoSparse(target_size="30 kB", precision="int8"), epochs=1, steps_per_epoch=4)
+    optimizer = torch.optim.SGD(sp.param_groups(), lr=0.1)
+    sp.bind(optimizer)
+    with torch.no_grad():
+        sp.layers[1].stored[0, 0] = torch.nan
+    model(torch.randn(8, 1, 8, 8)).square().mean().backward()
+    with pytest.raises(ValueError, match=f"{sp.layers[1].name}.*(?i:nan|finite)"):
+        optimizer.step()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.kernels import library
+from autosparse.serving import kinds
 from autosparse.serving.agreement import agree
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
@@ -120,3 +121,15 @@ def test_recurrence_and_attention_name_their_reasons() -> None:
     assert "attention projects" in reason(deployed, "attention")
     assert "MultiheadAttention computes" in reason(deployed, "attention.out_proj")
     assert [part.name for part in deployed.modules() if isinstance(part, PackedLinear)] == ["head"]
+
+
+def test_a_conv1d_with_another_forward_is_no_linear_layer() -> None:
+    conv1d = pytest.importorskip("transformers").pytorch_utils.Conv1D
+
+    class Scaled(conv1d):  # type: ignore[misc, valid-type]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scaled: torch.Tensor = 2 * super().forward(x)
+            return scaled
+
+    assert kinds.is_linear(conv1d(8, 8))
+    assert not kinds.is_linear(Scaled(8, 8))

@@ -176,11 +176,11 @@ class SizeGoal(SparsityGoal):
 
     def _stored(self, layer: Layer) -> tuple[int, int]:
         """Numbers of a layer that the file keeps, and bytes of its mask; int8 rounds small ones to zero."""
-        if self.precision == "int8" and self._width(layer) == 1:
+        kept = whole(layer.active())
+        if self._width(layer) == size.WIDTHS["int8"]:
             weight = whole(layer.effective().detach())
-            kept = quantize_weight(weight, weight_scales(weight)) != 0
-        else:
-            kept = whole(layer.active())
+            if bool(weight.isfinite().all()):  # else the run is about to stop, with the name of the layer
+                kept = quantize_weight(weight, weight_scales(weight)) != 0
         return int(kept.sum()), size.mask_bytes(kept)
 
     def _width(self, layer: Layer) -> int:
@@ -235,7 +235,8 @@ class SizeGoal(SparsityGoal):
         if over <= 0:
             return 0
         active = sum(int(layer.count_active()) for layer in sp.layers)
-        rounded = active - sum(self._stored(layer)[0] for layer in sp.layers)  # likely to go first, and they free nothing
+        rounded = active - sum(self._stored(layer)[0] for layer in sp.layers)
+        # those that int8 rounds to zero are likely to go first and free nothing: some of them in every round
         return math.ceil(over / size.WIDTHS[self.precision]) + rounded // 10
 
     def text(self, value: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from autosparse.layer import is_transposed_linear
+from autosparse.layer import transposed_linear_class
 from autosparse.serving.steps import Origin
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -33,7 +33,8 @@ def is_linear(module: nn.Module | None) -> bool:
     """Whether a module computes what nn.Linear computes; transformers' Conv1D does, with its weight transposed."""
     if computes_as(module, nn.Linear):
         return True
-    return module is not None and is_transposed_linear(module) and computes_as(module, type(module)) and "nf" in vars(module)
+    kind = None if module is None else transposed_linear_class(module)
+    return kind is not None and computes_as(module, kind)
 
 
 def is_convolution(module: nn.Module | None) -> bool:

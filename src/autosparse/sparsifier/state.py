@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from autosparse.sparsifier import Sparsifier
 
 VERSION = 1
-IDENTITY = ("method", "fields", "layers", "epochs", "steps_per_epoch")  # of a run
 NAMES_ONLY = ("preset",)  # fields that only give values to others, which are compared
 
 
@@ -44,7 +43,7 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
     """Check everything, then continue from `state`."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise ValueError("this is not the state of a Sparsifier: pass what sp.state_dict() returned")
-    for key in (*IDENTITY, "version"):
+    for key in ("version", *_identity(sp, sp.method)):
         if _has_tensor(state.get(key)):
             raise ValueError(f"the state is damaged: its {key} holds a tensor")
     if state["version"] != VERSION:
@@ -168,7 +167,7 @@ def _identity(sp: Sparsifier, method: Method) -> dict[str, Any]:
 
 
 def _has_tensor(value: Any) -> bool:
-    """Where plain values belong; comparing it with one would be an error of torch's."""
+    """Whether there is a tensor in what should be plain values: torch refuses to compare it with them."""
     if isinstance(value, Mapping):
         return any(_has_tensor(item) for item in value.values())
     return any(_has_tensor(item) for item in value) if isinstance(value, list | tuple) else isinstance(value, Tensor)
