@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import autosparse
-from autosparse import kernels, models
+from autosparse import GMP, AutoSparse, kernels, models
 from autosparse.sparsifier.small_steps import passes_of_step
-
-from .conftest import KINDS_OF_GRADIENTS
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no native kernels: {kernels.why_not()}")
 
@@ -30,8 +28,17 @@ def gradients(
     return sp, list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+METHODS = [
+    AutoSparse(alpha=0.5, start_sparsity=0.8),
+    AutoSparse(alpha=0.0, start_sparsity=0.8),
+    AutoSparse(alpha=0.5, start_sparsity=0.8, threshold="channel"),
+    AutoSparse(alpha=0.5, start_sparsity=0.8, backward_sparsity=0.6),
+    GMP(sparsity=0.8),
+]
+
+
 @pytest.mark.parametrize("chunk", [None, 10])
-@pytest.mark.parametrize("method", KINDS_OF_GRADIENTS, ids=repr)
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_gradients_are_those_of_dense_compute(method: autosparse.methods.Method, chunk: int | None) -> None:
     (_, dense), (sp, sparse) = gradients(method, "dense"), gradients(method, "sparse", chunk)
     for mine, other in zip(sparse, dense, strict=True):
@@ -42,7 +49,7 @@ def test_gradients_are_those_of_dense_compute(method: autosparse.methods.Method,
 
 
 def test_the_embedding_has_its_own_forward_again_afterwards() -> None:
-    sp, _ = gradients(KINDS_OF_GRADIENTS[0], "sparse")
+    sp, _ = gradients(METHODS[0], "sparse")
     embedding = sp.model.embedding
     assert "forward" in vars(embedding)
     sp.compute("dense")

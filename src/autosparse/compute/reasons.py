@@ -13,7 +13,7 @@ from autosparse.common.tensors import is_sharded
 from autosparse.compute import overrides, routing
 from autosparse.compute.overrides import USER, Override
 from autosparse.compute.planner import LEAST_WORK, MAX_SPARSE_DENSITY, Planner
-from autosparse.layer import Layer, transposed_linear_class
+from autosparse.layer import Layer
 
 NOT_MEASURED = "not measured yet"
 ATTENTION = "attention's own kernel computes it"
@@ -69,8 +69,7 @@ def _odd_kind(layer: Layer) -> str:
         return f"padding_mode {module.padding_mode!r}: no kernel"
     if any(overrides.owner_of(place.module) == USER for place in layer.places):
         return "its forward was replaced"
-    kind = transposed_linear_class(module) or nn.Linear
-    is_known = type(module).forward in (kind.forward, nn.Conv2d.forward)
+    is_known = type(module).forward in (nn.Linear.forward, nn.Conv2d.forward)
     return "its weight is shared with other layers" if is_known else f"{layer.kind}: no kernel"
 
 

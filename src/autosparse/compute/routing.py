@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ from autosparse.compute.overrides import SPARSE, Override
 from autosparse.compute.plain_modules import computes_as
 from autosparse.compute.planner import BFLOAT16, FLOAT32, Passes, Workload
 from autosparse.kernels.geometry import Convolution
-from autosparse.layer import Layer, is_transposed_linear, transposed_linear_class
+from autosparse.layer import Layer
 from autosparse.parametrizations import SoftThreshold, SparseParametrization
 
 
 def fits(layer: Layer) -> bool:
-    """Whether a kernel can serve it: a float32 Linear, Conv1D or ungrouped Conv2d on the CPU with its own forward."""
+    """Whether a kernel can serve this layer: a float32 Linear or ungrouped Conv2d on the CPU with its own forward."""
     stored = layer.stored
     plain = stored.device.type == "cpu" and stored.dtype == torch.float32 and not hasattr(stored, "full_tensor")
     return plain and _has_kernel(layer) and all(overrides.owner_of(place.module) in (None, SPARSE) for place in layer.places)
@@ -37,8 +37,7 @@ def _has_kernel(layer: Layer) -> bool:
         return False
     if isinstance(module, nn.Conv2d):
         return computes_as(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
-    kind = transposed_linear_class(module) or nn.Linear
-    return computes_as(module, kind) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return computes_as(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def watch(layer: Layer) -> Override | None:
@@ -83,19 +82,13 @@ def precision_now() -> str | None:
 def override(layer: Layer, passes: Passes, precision: str | None = None) -> Override:
     """Let these passes of a layer run on the kernels, in calls of one precision or in all."""
     module = layer.places[0].module
-    record = overrides.take(module, SPARSE, _forward_for(module))
+    record = overrides.take(module, SPARSE, _conv_forward if isinstance(module, nn.Conv2d) else _linear_forward)
     record.passes, record.planned_precision = passes, precision
     part = layer.parametrization
     if isinstance(part, SoftThreshold) and part.threshold.numel() == 1 and part.rows == 1:
         for place in layer.places[1:]:
             overrides.take(place.module, SPARSE, _embedding_forward)
     return record
-
-
-def _forward_for(module: nn.Module) -> Callable[..., Tensor]:
-    if isinstance(module, nn.Conv2d):
-        return _conv_forward
-    return _transposed_linear_forward if is_transposed_linear(module) else _linear_forward
 
 
 def release(layer: Layer) -> None:
@@ -125,20 +118,6 @@ def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
         return F.linear(input, self.weight, self.bias)
     entries, weight = gradient_entries(self), self.weight
     return kernels.sparse_linear(input, weight, self.bias, entries, passes)
-
-
-def _transposed_linear_forward(self: Any, x: Tensor) -> Tensor:
-    """Of transformers' Conv1D; the kernels want a row per output, and the transposed copy costs far less than the product."""
-    passes = _passes(self, x)
-    if passes is None:
-        kind = transposed_linear_class(self)
-        assert kind is not None
-        dense: Tensor = kind.forward(self, x)
-        return dense
-    entries, weight = gradient_entries(self), self.weight
-    if isinstance(entries, Tensor):
-        entries = entries.t().contiguous()
-    return kernels.sparse_linear(x, weight.t().contiguous(), self.bias, entries, passes)
 
 
 def _embedding_forward(self: nn.Embedding, input: Tensor) -> Tensor:
@@ -183,11 +162,11 @@ def _passes(module: nn.Module, x: Tensor) -> Passes | None:
 
 def workload_of(layer: Layer, shape: torch.Size, precision: str = FLOAT32) -> Workload:
     module, threads = layer.places[0].module, torch.get_num_threads()
-    if not isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Linear):
         # sequences differ in length from batch to batch: all of about the same size are one workload
         rows = 2 ** round(math.log2(max(1, shape[:-1].numel())))
-        outputs = layer.shape[layer.channel_dim]
-        return Workload(Convolution(1, shape[-1], (1, rows), outputs), True, threads, precision=precision)
+        return Workload(Convolution(1, shape[-1], (1, rows), layer.shape[0]), True, threads, precision=precision)
+    assert isinstance(module, nn.Conv2d)
     images = 1 if len(shape) == 3 else shape[0]
     padding = tuple(module._reversed_padding_repeated_twice[3::-2]) if isinstance(module.padding, str) else module.padding
     conv = Convolution(

@@ -179,8 +179,7 @@ class SizeGoal(SparsityGoal):
         kept = whole(layer.active())
         if self._width(layer) == size.WIDTHS["int8"]:
             weight = whole(layer.effective().detach())
-            if bool(weight.isfinite().all()):  # else the run is about to stop, with the name of the layer
-                kept = quantize_weight(weight, weight_scales(weight)) != 0
+            kept = quantize_weight(weight, weight_scales(weight)) != 0
         return int(kept.sum()), size.mask_bytes(kept)
 
     def _width(self, layer: Layer) -> int:
