@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import typer
@@ -25,19 +26,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("train")(train.run)
-app.command("eval")(eval_verb.run)
-app.command("predict")(predict.run)
-app.command("compare")(compare.run)
-app.command("paper")(paper.run)
-app.command("export")(export.run)
+# A verb is a file with a function `run`; the file's docstring is its help.
+VERBS: dict[str, ModuleType] = {
+    **{"train": train, "eval": eval_verb, "predict": predict, "compare": compare, "paper": paper, "export": export},
+    **{"docs": docs, "env": env, "flops": flops, "methods": methods, "recipes": recipes, "report": report},
+}
+for name, verb in VERBS.items():
+    app.command(name, help=verb.__doc__)(verb.run)
 app.add_typer(bench.app, name="bench")
-app.command("docs")(docs.run)
-app.command("env")(env.run)
-app.command("flops")(flops.run)
-app.command("methods")(methods.run)
-app.command("recipes")(recipes.run)
-app.command("report")(report.run)
 
 
 def show_version(is_asked: bool) -> None:

@@ -1,21 +1,4 @@
-"""`autosparse bench infer`: the deployed model beside torch, onnxruntime and OpenVINO."""
-
-from __future__ import annotations
-
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
-
-if TYPE_CHECKING:
-    from autosparse.bench.inference import Measurement
-    from autosparse.serving.native import LayerChoice
-
-MODELS = ("resnet50", "mobilenet_v1", "transformer")
-HELP = """Time inference: ours, torch, and dense onnxruntime and OpenVINO with the same threads, in turn in one process.
+"""Time inference: ours, torch, and dense onnxruntime and OpenVINO with the same threads, in turn in one process.
 
 WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), your
 own module:function with --inputs, pruned likewise, or the folder of a finished run, taken as it is. On one thread processor
@@ -37,6 +20,22 @@ Examples:
   autosparse bench infer runs/digits
 """
 
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
+
+if TYPE_CHECKING:
+    from autosparse.bench.inference import Measurement
+    from autosparse.serving.native import LayerChoice
+
+MODELS = ("resnet50", "mobilenet_v1", "transformer")
+
 
 def run(
     what: list[str] = typer.Argument(None, metavar="[WHAT]...", help="Built-in models, module:function or run folders."),
@@ -54,12 +53,10 @@ def run(
 ) -> None:
     from autosparse.bench.engines import PRECISIONS
     from autosparse.bench.inference import inference_conditions, measure_all
-    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable, write_json
     from autosparse.common.precisions import precision_name
     from autosparse.export.card import BENCH
 
-    allow(allow_code)
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: give 1 or more")
     precisions = [precision_name(word, "--precision", PRECISIONS) for word in words(precision)]
@@ -85,9 +82,6 @@ def run(
                 write_json(path, written[path])
     for path in written:
         typer.echo(f"written to {path}")
-
-
-run.__doc__ = HELP
 
 
 def record(content: dict[str, Any], measured: Measurement) -> None:

@@ -1,19 +1,4 @@
-"""`autosparse bench run`: whole runs of a recipe, dense and sparse, against the wall clock."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE
-
-if TYPE_CHECKING:
-    from autosparse.bench.whole_runs import Contest, Summary
-
-HELP = """Train a recipe and its dense twin, and compare seconds and accuracy of the whole runs, data and validation included.
+"""Train a recipe and its dense twin, and compare seconds and accuracy of the whole runs, data and validation included.
 
 Both are trained for the recipe's epochs; then the sparse one again with as many epochs as fit into the seconds of the dense
 run (or both with as many as fit into --seconds). The table also says after how many seconds each had the same accuracy, a
@@ -29,6 +14,20 @@ Examples:
   autosparse bench run cifar10-resnet20 --dense-set train.precision=bf16 --seconds 600
 """
 
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE
+from autosparse.cli.output import write_page
+
+if TYPE_CHECKING:
+    from autosparse.bench.whole_runs import Summary
+
 
 def run(
     recipe: str = typer.Argument(..., metavar="RECIPE", help="A recipe's name or file."),
@@ -42,12 +41,10 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.bench.whole_runs import Contest, alone, content
-    from autosparse.common.allowed import allow
     from autosparse.common.files import write_json
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.run import dense_of
 
-    allow(allow_code)
     chosen = load_recipe(recipe, changes)
     if chosen.dense:
         raise ValueError(f"{recipe} is dense: give a recipe with a method to compare with its dense twin")
@@ -60,11 +57,8 @@ def run(
     show(contest.summaries(goal), goal, seeds)
     write_json(folder / "bench.json", content(contest, goal, ["autosparse", *sys.argv[1:]]))
     typer.echo(f"figures: {folder / 'bench.json'}")
-    if report:
-        write_report(contest, folder)
-
-
-run.__doc__ = HELP
+    if report and (page := write_page([outcome.folder for outcome in contest.outcomes], folder / "report")):
+        typer.echo(f"report: {page}")
 
 
 def show(rows: list[Summary], accuracy: float, seeds: int) -> None:
@@ -95,15 +89,3 @@ def show(rows: list[Summary], accuracy: float, seeds: int) -> None:
     ).show()
     if any(row.seconds > dense.seconds and row.epochs <= dense.epochs for row in rows[1:]):
         typer.echo("sparse was slower than dense at the same number of epochs")
-
-
-def write_report(contest: Contest, folder: Path) -> None:
-    from autosparse.report import read_run
-    from autosparse.report import write_report as write
-
-    try:
-        page = write([read_run(each.folder) for each in contest.outcomes], folder / "report")
-    except ImportError as error:
-        typer.echo(f"no report was written: {error}", err=True)
-    else:
-        typer.echo(f"report: {page}")

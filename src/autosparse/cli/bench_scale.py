@@ -1,12 +1,4 @@
-"""`autosparse bench scale`: how a run scales over machines, computed from measured steps."""
-
-from __future__ import annotations
-
-import typer
-
-from autosparse.cli.options import whole_numbers, words
-
-HELP = """Compute how a run scales over machines: mean times of a step, dense and sparse, for numbers of machines and networks.
+"""Compute how a run scales over machines: mean times of a step, dense and sparse, for numbers of machines and networks.
 
 Give the times of `autosparse bench train` on one machine, each with its own batch. Nothing is sent: the exchange is that of a
 ring, 2 (N - 1) messages of the N-th part of the gradients; packing them is timed here. The formula: `autosparse docs scaling`.
@@ -15,6 +7,12 @@ Example:
 
   autosparse bench scale --parameters 11.2e6 --sparsity 0.9 --dense-ms 900 --sparse-ms 350 --annealed-ms 600
 """
+
+from __future__ import annotations
+
+import typer
+
+from autosparse.cli.options import whole_numbers, words
 
 
 def run(
@@ -59,6 +57,3 @@ def run(
             for cell in cells
         ],
     ).show()
-
-
-run.__doc__ = HELP

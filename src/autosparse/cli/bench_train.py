@@ -1,23 +1,4 @@
-"""`autosparse bench train`: a whole AutoSparse training step beside plain dense torch."""
-
-from __future__ import annotations
-
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
-
-if TYPE_CHECKING:
-    from autosparse.bench.tasks import Task
-    from autosparse.bench.training import Row, Settings, Start
-    from autosparse.compute.compute import LayerPlan
-
-MODES = ("auto", "dense", "sparse")
-PRECISIONS = ("float32", "bfloat16")
-HELP = """Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
+"""Time training steps: plain dense torch (channels_last), and AutoSparse with its zeros skipped, in turn in one process.
 
 WHAT is a built-in model, your own module:function that returns one (for images, or with --inputs for anything; then the
 loss is the mean square of its outputs), or the folder of a finished run: then its model trains on a batch of its own data,
@@ -36,6 +17,24 @@ Examples:
 
   autosparse bench train mynet:build --inputs mynet:batch --method rigl --sparsity 0.9
 """
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
+
+if TYPE_CHECKING:
+    from autosparse.bench.tasks import Task
+    from autosparse.bench.training import Row, Settings, Start
+    from autosparse.compute.compute import LayerPlan
+
+MODES = ("auto", "dense", "sparse")
+PRECISIONS = ("float32", "bfloat16")
 
 
 def run(
@@ -70,10 +69,8 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.bench.training import Settings, Start, prepare
-    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_existing, refuse_unwritable
 
-    allow(allow_code)
     if out is not None:
         refuse_existing(out, force)
         refuse_unwritable(out)
@@ -98,9 +95,6 @@ def run(
     task = prepare(settings)
     begins: list[float | None] = [None] if task.densities is not None else [*fractions(sparsity)]
     measure(task, settings, [Start(begin, mode, method) for begin in begins for mode in modes], rounds, memory, layers, out)
-
-
-run.__doc__ = HELP
 
 
 def checked(compute: str, precision: str) -> list[str]:

@@ -1,15 +1,4 @@
-"""`autosparse compare`: several methods, sparsities, seeds and settings in one table."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE, fractions, words
-from autosparse.cli.output import begin
-
-HELP = """Run every method at every sparsity with every seed, and a dense run beside; one table.
+"""Run every method at every sparsity with every seed, and a dense run beside; one table.
 
 Finished runs are skipped and interrupted ones go on, so the same command again continues a comparison.
 
@@ -23,6 +12,15 @@ Examples:
 
   autosparse compare my-recipe.yaml --vary optimizer.lr=0.1,0.2 --out runs/rates
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE, fractions, words
+from autosparse.cli.output import begin
 
 
 def run(
@@ -42,7 +40,6 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     begin(f"comparing runs of {recipe}")
-    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.compare import compare, steps_counter, write_tables
     from autosparse.experiments.grid import grid, parse_variation
@@ -50,7 +47,6 @@ def run(
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.build import check_code
 
-    allow(allow_code)
     base = load_recipe(recipe, settings)
     check_code(base.model.name)
     folder = out or Path("runs") / f"compare-{base.name}"
@@ -70,9 +66,6 @@ def run(
         typer.echo(f"\nruns and tables: {folder}")
     if any(outcome.status == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
-
-
-run.__doc__ = HELP
 
 
 def method_names(text: str | None) -> list[str]:

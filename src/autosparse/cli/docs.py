@@ -1,4 +1,7 @@
-"""`autosparse docs`: the pages of the documentation, which come with the package."""
+"""List the pages of the documentation, or print one.
+
+Examples: `autosparse docs`, `autosparse docs get-started`, `autosparse docs faq | less`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,6 @@ CHECKOUT = Path(__file__).parents[3] / "docs"
 def run(
     page: str | None = typer.Argument(None, help="A page, such as recipes or methods/rigl; all are listed without one."),
 ) -> None:
-    """List the pages of the documentation, or print one.
-
-    Examples: `autosparse docs`, `autosparse docs get-started`, `autosparse docs faq | less`.
-    """
     folder = docs_folder()
     found = [path for path in sorted(folder.rglob("*.md")) if readable(path)]
     pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}

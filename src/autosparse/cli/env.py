@@ -1,4 +1,4 @@
-"""`autosparse env`: what a bug report needs to say about the machine."""
+"""Show versions, processor and devices."""
 
 import platform
 from typing import Any
@@ -9,7 +9,6 @@ PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "ric
 
 
 def run(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Show versions, processor and devices."""
     from autosparse.cli.output import print_json
 
     facts = environment()

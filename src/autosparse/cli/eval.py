@@ -1,14 +1,4 @@
-"""`autosparse eval`: the accuracy of a run's model, or BLEU of its translations."""
-
-from pathlib import Path
-from typing import Any
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE
-from autosparse.cli.output import begin, print_json
-
-HELP = """Score a trained run: accuracy for images, BLEU (sacrebleu, beam search) for translation.
+"""Score a trained run: accuracy for images, BLEU (sacrebleu, beam search) for translation.
 
 The figure of the finished model on its test split is written into the run's result.json.
 
@@ -25,6 +15,14 @@ Examples:
   autosparse eval runs/cifar10-resnet20 --deployed --precision int8
 """
 
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE
+from autosparse.cli.output import begin, print_json
+
 
 def run(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a run, such as runs/digits."),
@@ -39,10 +37,8 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     begin(f"scoring {folder}")
-    from autosparse.common.allowed import allow
     from autosparse.training.evaluate import evaluate
 
-    allow(allow_code)
     if precision is not None and not deployed:
         raise ValueError("--precision is that of the deployed model: give --deployed with it")
     if deployed:
@@ -50,19 +46,14 @@ def run(
             raise ValueError("--deployed takes the finished model: leave --checkpoint out")
         from autosparse.training.deployed import evaluate_deployed
 
-        compared = evaluate_deployed(
+        figures = evaluate_deployed(
             folder, precision=precision or "float32", threads=threads, beam=beam, split=split, data_path=data
         )
-        print_json(compared) if as_json else typer.echo(as_table(compared))
-        return
-    figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
-    if as_json:
-        print_json(figures)
+        text = as_table(figures)
     else:
-        typer.echo(as_text(figures))
-
-
-run.__doc__ = HELP
+        figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
+        text = as_text(figures)
+    print_json(figures) if as_json else typer.echo(text)
 
 
 def as_table(figures: dict[str, Any]) -> str:

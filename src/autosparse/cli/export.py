@@ -1,35 +1,4 @@
-"""`autosparse export`: a finished run's model as a file, or folder, that others load."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from autosparse.training.finished import Finished
-
-NAMES = {
-    "safetensors": "model.sparse.safetensors",
-    "torch": "model.pt",
-    "onnx": "model.onnx",
-    "hub": "hub",
-    "deployed": "deployed",
-}
-SAMPLES = 8  # real inputs that ONNX is compared on
-DTYPES = {
-    "safetensors": ("float32", "bfloat16", "float16", "int8"),
-    "hub": ("float32", "bfloat16", "float16", "int8"),
-    "torch": ("float32", "bfloat16", "float16"),
-    "onnx": ("float32", "int8"),
-    "deployed": ("float32", "bfloat16", "int8"),
-}
-HELP = """Export a finished run: safetensors (sparse and small), torch, onnx, hub (Hugging Face), or deployed (to serve here).
+"""Export a finished run: safetensors (sparse and small), torch, onnx, hub (Hugging Face), or deployed (to serve here).
 
 Examples:
 
@@ -48,6 +17,30 @@ Examples:
   autosparse export runs/digits --format deployed --dtype int8 --out digits-serving
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from autosparse.training.finished import Finished
+
+# How each format is named by default, and the precisions that it can hold.
+FORMATS = {
+    "safetensors": ("model.sparse.safetensors", ("float32", "bfloat16", "float16", "int8")),
+    "torch": ("model.pt", ("float32", "bfloat16", "float16")),
+    "onnx": ("model.onnx", ("float32", "int8")),
+    "hub": ("hub", ("float32", "bfloat16", "float16", "int8")),
+    "deployed": ("deployed", ("float32", "bfloat16", "int8")),
+}
+SAMPLES = 8  # real inputs that ONNX is compared on
+
 
 def run(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished run, such as runs/digits."),
@@ -65,20 +58,19 @@ def run(
 ) -> None:
     from autosparse.common.precisions import precision_name
 
-    if kind not in NAMES:
-        raise ValueError(f"--format {kind} is not known; give {', '.join(NAMES)}")
+    if kind not in FORMATS:
+        raise ValueError(f"--format {kind} is not known; give {', '.join(FORMATS)}")
+    usual_name, dtypes = FORMATS[kind]
     dtype = None if dtype is None else precision_name(dtype, "--dtype")
-    if dtype is not None and dtype not in DTYPES[kind]:
-        *first, last = DTYPES[kind]
+    if dtype is not None and dtype not in dtypes:
+        *first, last = dtypes
         raise ValueError(f"--dtype {dtype} does not go with --format {kind}: give {', '.join(first)} or {last}")
 
-    from autosparse.common.allowed import allow
     from autosparse.common.files import refuse_unwritable
     from autosparse.training.finished import open_finished
     from autosparse.training.folder import RunFolder
 
-    allow(allow_code)
-    target = out or folder / "export" / NAMES[kind]
+    target = out or folder / "export" / usual_name
     RunFolder(folder).check_finished()
     refuse_unwritable(target)
     finished = open_finished(folder)
@@ -93,9 +85,6 @@ def run(
     typer.echo(f"{target}: {size:,} bytes, {size / dense:.1%} of the dense {finished.folder.model.name} ({dense:,} bytes)")
     for note in notes:
         typer.echo(f"  {note}")
-
-
-run.__doc__ = HELP
 
 
 def write_sparse(finished: Finished, target: Path, force: bool, dtype: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""`autosparse flops`: parameters and MACs of a model, layer by layer, dense or at a given sparsity."""
+"""Count the weights and the multiply-accumulates of one sample, layer by layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def run(
     dense: list[str] = typer.Option([], help="A layer that stays dense; repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Count the weights and the multiply-accumulates of one sample, layer by layer."""
     import autosparse
     from autosparse.cli.output import print_json
     from autosparse.training.build import build_named

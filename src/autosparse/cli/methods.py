@@ -1,4 +1,4 @@
-"""`autosparse methods`: every registered method in one table, or all about one."""
+"""List the methods and what sets them apart, or describe one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def run(
     name: str | None = typer.Argument(None, help="A method: shows all about it; all are listed without one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON, with a line of description per method."),
 ) -> None:
-    """List the methods and what sets them apart, or describe one."""
     import autosparse
     from autosparse.cli.output import print_json
     from autosparse.common.tables import Table

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from autosparse.common.allowed import allow
+
+# The verbs need not look at it: the packages are allowed when the option is read.
 ALLOW_CODE = typer.Option(
-    [], "--allow-code", metavar="PACKAGE", help="Let the recipe or run use code of this package; repeatable. See SECURITY.md."
+    [],
+    "--allow-code",
+    metavar="PACKAGE",
+    callback=allow,
+    help="Let the recipe or run use code of this package; repeatable. See SECURITY.md.",
 )
 
 

@@ -1,20 +1,4 @@
-"""`autosparse paper`: the tables and figures of the paper, made again from runs."""
-
-from __future__ import annotations
-
-import textwrap
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
-
-from autosparse.cli.output import begin
-
-if TYPE_CHECKING:
-    from autosparse.experiments.grid import Cell
-
-WIDTH = 78
-HELP = """Run the paper's experiments and write its tables and figures, the paper's numbers beside ours.
+"""Run the paper's experiments and write its tables and figures, the paper's numbers beside ours.
 
 With no names, all of them. `--scale cpu` uses small nets on the embedded digits and needs no data (table4: Multi30k);
 `--scale full` runs the paper's recipes and needs ImageNet-1K or WMT14, and GPUs. Runs are shared between tables and
@@ -30,6 +14,21 @@ Examples:
 
   autosparse paper table3 --scale full
 """
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from autosparse.cli.output import begin
+
+if TYPE_CHECKING:
+    from autosparse.experiments.grid import Cell
+
+WIDTH = 78
 
 
 def run(
@@ -77,9 +76,6 @@ def run(
         typer.echo(problem, err=True)
     if output.problems or absent or any(outcome.status == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
-
-
-run.__doc__ = HELP
 
 
 def list_items(plan: dict[str, list[Cell]], folder: Path) -> None:

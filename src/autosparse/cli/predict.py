@@ -1,13 +1,4 @@
-"""`autosparse predict`: the classes of pictures."""
-
-from dataclasses import asdict
-from pathlib import Path
-
-import typer
-
-from autosparse.cli.options import ALLOW_CODE
-
-HELP = """Name the classes of pictures with a finished run's model.
+"""Name the classes of pictures with a finished run's model.
 
 Pictures are brought to the run's size, colours and normalisation, as its validation images were.
 
@@ -17,6 +8,13 @@ Examples:
 
   autosparse predict runs/cifar10-resnet20 photos/*.jpg --top 3 --precision int8 --json
 """
+
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from autosparse.cli.options import ALLOW_CODE
 
 
 def run(
@@ -28,12 +26,10 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.cli.output import print_json
-    from autosparse.common.allowed import allow
     from autosparse.common.precisions import precision_name
     from autosparse.training.deployed import SERVED
     from autosparse.training.predict import predict
 
-    allow(allow_code)
     word = None if precision is None else precision_name(precision, "--precision", SERVED)
     found = predict(folder, files, top=top, precision=word)
     if as_json:
@@ -42,6 +38,3 @@ def run(
     for each in found:
         shown = (f"{name} ({chance:.1%})" for name, chance in zip(each.names, each.probabilities, strict=True))
         typer.echo(f"{each.file}: {', '.join(shown)}")
-
-
-run.__doc__ = HELP

@@ -1,4 +1,7 @@
-"""`autosparse recipes`: what comes with the package, to look at, to copy and to edit."""
+"""List the recipes, or show one.
+
+Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
+"""
 
 import shutil
 import sys
@@ -16,10 +19,6 @@ def run(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     copy: Path | None = typer.Option(None, "--copy", help="Write the recipe to this new file, to edit it."),
 ) -> None:
-    """List the recipes, or show one.
-
-    Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
-    """
     from autosparse.cli.output import print_json
     from autosparse.common.tables import Table
     from autosparse.recipes.files import recipe_names, recipe_text

@@ -1,4 +1,8 @@
-"""`autosparse report`: runs as one HTML page and PNG figures."""
+"""Write a report of one run, of several side by side, or of a comparison: report.html and PNG figures.
+
+Examples: autosparse report runs/digits --open; autosparse report runs/compare-digits;
+autosparse report runs/digits runs/digits-rigl --out runs/compared
+"""
 
 import webbrowser
 from pathlib import Path
@@ -13,11 +17,6 @@ def run(
     out: Path | None = typer.Option(None, "--out", help="Folder for the report; RUN/report for one run, needed for several."),
     show: bool = typer.Option(False, "--open", help="Open the page in the browser."),
 ) -> None:
-    """Write a report of one run, of several side by side, or of a comparison: report.html and PNG figures.
-
-    Examples: autosparse report runs/digits --open; autosparse report runs/compare-digits;
-    autosparse report runs/digits runs/digits-rigl --out runs/compared
-    """
     begin("drawing the report")
     from autosparse.common.files import refuse_unwritable
     from autosparse.report import read_runs, write_report

@@ -1,24 +1,4 @@
-"""`autosparse train`: a recipe becomes a sparse model, a report and figures to cite."""
-
-from __future__ import annotations
-
-import os
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
-
-from autosparse import __version__
-from autosparse.cli.options import ALLOW_CODE
-from autosparse.cli.output import begin
-
-if TYPE_CHECKING:
-    from autosparse.recipes.recipe import Recipe
-
-DEFAULT = "digits"
-NAMED_LAYERS = 5  # of those that skip zeros, in the summary
-HELP = """Train a recipe; with none, the embedded default: a small net on the digits, which come with the package.
+"""Train a recipe; with none, the embedded default: a small net on the digits, which come with the package.
 
 Examples:
 
@@ -32,6 +12,25 @@ Examples:
 
   torchrun --nproc-per-node 2 --max-restarts 3 -m autosparse train cifar10-resnet20 --set data.path=DIR
 """
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from autosparse import __version__
+from autosparse.cli.options import ALLOW_CODE
+from autosparse.cli.output import begin, write_page
+
+if TYPE_CHECKING:
+    from autosparse.recipes.recipe import Recipe
+
+DEFAULT = "digits"
+NAMED_LAYERS = 5  # of those that skip zeros, in the summary
 
 
 def run(
@@ -56,7 +55,6 @@ def run(
     if not quiet and leads():
         what = f"resuming {out or recipe or DEFAULT}" if resume else f"training {recipe or DEFAULT}"
         begin(f"autosparse {__version__}: {what}")
-    from autosparse.common.allowed import allow
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.folder import RunFolder
     from autosparse.training.repair import is_intact
@@ -65,7 +63,6 @@ def run(
     from autosparse.training.signals import Stopped, stop_with_parent
 
     stop_with_parent()
-    allow(allow_code)
     if initial_weights is not None:
         changes = [*changes, f"initial_weights={initial_weights}"]
     if initial_zeros:
@@ -91,12 +88,9 @@ def run(
     if leads() and complete and not quiet:
         typer.echo(f"the run in {folder} is complete already")
     if leads() and report:
-        write_report(folder)
+        write_page([folder], folder / "report")
     if leads() and not quiet:
         typer.echo(summary(chosen, result, folder))
-
-
-run.__doc__ = HELP
 
 
 def under_torchrun() -> bool:
@@ -107,17 +101,6 @@ def under_torchrun() -> bool:
 def leads() -> bool:
     """Whether this is the process that writes."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def write_report(folder: Path) -> None:
-    """The HTML page of the run, where what it needs is installed."""
-    from autosparse.report import read_run
-    from autosparse.report import write_report as write
-
-    try:
-        write([read_run(folder)], folder / "report")
-    except ImportError as error:
-        typer.echo(f"no report was written: {error}", err=True)
 
 
 def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
