@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from autosparse.common.modes import same_mode_after
 from autosparse.cost.count import samples_in, tensors_in
 from autosparse.cost.layers import Profile
 from autosparse.cost.trace import Trace
@@ -95,7 +96,7 @@ def profile(model: nn.Module, example_input: ExampleInput, batch_size: int | Non
     compiled = has_compiled_parts(model)
     with (
         Recorder(model, batch_size) as recorder,
-        _evaluating(model),
+        same_mode_after(model, inside=False),
         same_random_state(model, args, kwargs),
         torch.no_grad(),
         torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
@@ -137,19 +138,6 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
     named = [f"{name}={shape(value)}" for name, value in kwargs.items()]
     return "[" + ", ".join([*map(shape, args), *named]) + "]"
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode by the flags alone: a model's own `train` may do more than set them."""
-    flags = [(module, module.training) for module in model.modules()]
-    for module, _ in flags:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from autosparse.common.batches import feed
+from autosparse.common.modes import same_mode_after
 from autosparse.common.warnings import warn
 from autosparse.layer import Layer, Place, is_transposed_linear
 from autosparse.quantization import fake
@@ -153,20 +154,17 @@ def _observe(
 
         return look
 
-    modes = {module: module.training for module in model.modules()}
     handles = [place.module.register_forward_pre_hook(watch(name)) for name, place in places.items()]
     batches = 0
     try:
-        model.eval()
-        with torch.no_grad():
+        with same_mode_after(model), torch.no_grad():
+            model.eval()
             for batch in calibration:
                 batches += 1
                 run(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes.items():
-            module.training = training
     if not batches:
         raise ValueError("calibration is empty: give at least one batch, to find the ranges of activations")
     return {name: observers[name].range() for name in places if name in reached}

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from autosparse.common.batches import feed
+from autosparse.common.modes import same_mode_after
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
@@ -20,17 +21,16 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         raise ValueError("the model has no batch norm with running statistics: there is nothing to recalibrate")
-    modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     saved = {norm: {name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms}
     batch_count, finished = 0, False
     try:
-        model.eval()  # dropout stays off; only the norms learn
-        for norm in norms:
-            norm.train()
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain average over all batches
-        with torch.no_grad():
+        with same_mode_after(model), torch.no_grad():
+            model.eval()  # dropout stays off; only the norms learn
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain average over all batches
             for batch in batches:
                 batch_count += 1
                 feed(model, batch)
@@ -41,8 +41,6 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
             if not finished:
                 for name, buffer in norm.named_buffers():
                     buffer.copy_(saved[norm][name])
-        for module, training in modes.items():
-            module.training = training
     if not batch_count:
         raise ValueError("batches is empty: the statistics were left as they were")
     return model

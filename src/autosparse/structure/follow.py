@@ -15,6 +15,7 @@ from autosparse.structure.tracing import Traced
 
 Result = Channels | None | list[Channels | None]
 Rule = Callable[["Follower", "Operation"], Result]
+ChannelRule = Callable[["Follower", "Operation", Channels], Result]
 RULES: dict[str, Rule] = {}
 VIEWS = frozenset({
     "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "expand", "select", "slice",
@@ -27,6 +28,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def channel_rule(*names: str) -> Callable[[ChannelRule], ChannelRule]:
+    """The same by the channels of the first argument; where that has none, the result has none."""
+
+    def enter(function: ChannelRule) -> ChannelRule:
+        def apply(follower: Follower, operation: Operation) -> Result:
+            channels = follower.channels(operation.node.args[0])
+            return None if channels is None else function(follower, operation, channels)
+
+        RULES.update(dict.fromkeys(names, apply))
         return function
 
     return enter
@@ -136,7 +151,7 @@ class Follower:
         return None
 
     def slices(self, node: Any, dim: int, ids: Ids) -> None:
-        """Tie the slices of a parameter or buffer to channels."""
+        """Tie the slices of a parameter or buffer to channels; None is one that a layer does not have."""
         key = self.key(node)
         if key is not None and len(shape_of(node)) > dim and shape_of(node)[dim] == len(ids):
             self.ties.tie(self.ties.of(key, dim, len(ids)), ids)

@@ -85,8 +85,7 @@ def _product(
             follower.reads.append(_read(follower, operation, key, in_side, inputs, padded))
     else:
         _groups(follower, operation, inputs, outputs, groups)
-    if operation["bias"] is not None:
-        follower.slices(operation["bias"], 0, outputs)
+    follower.slices(operation["bias"], 0, outputs)
     if len(outputs) == 1:
         follower.ties.pin(outputs, "it is the only channel of its layer")
         return None

@@ -7,17 +7,13 @@ from typing import Any
 import numpy as np
 
 from autosparse.structure.channels import Channels, reshaped, tidy
-from autosparse.structure.follow import Follower, Operation, Result, Units, rule, shape_of
+from autosparse.structure.follow import Follower, Operation, Result, Units, channel_rule, rule, shape_of
 
 
-@rule("view", "reshape", "flatten", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as")
-def view(follower: Follower, operation: Operation) -> Channels | None:
+@channel_rule("view", "reshape", "flatten", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as")
+def view(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     """Where one dimension of channels becomes several, such as heads and what is in a head, the units go as a whole."""
-    source = operation.node.args[0]
-    channels = follower.channels(source)
-    if channels is None:
-        return None
-    after = reshaped(channels, shape_of(source), operation.shape)
+    after = reshaped(channels, shape_of(operation.node.args[0]), operation.shape)
     if after is not None and len(after.dims) > len(channels.dims):
         free = len(after.dims) - 2
         for axis in range(len(after.dims)):
@@ -28,13 +24,9 @@ def view(follower: Follower, operation: Operation) -> Channels | None:
     return after
 
 
-@rule("permute", "transpose", "t", "movedim", "swapaxes", "swapdims")
-def permutation(follower: Follower, operation: Operation) -> Channels | None:
-    source = operation.node.args[0]
-    channels = follower.channels(source)
-    if channels is None:
-        return None
-    order = _order(operation, len(shape_of(source)))
+@channel_rule("permute", "transpose", "t", "movedim", "swapaxes", "swapdims")
+def permutation(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
+    order = _order(operation, len(shape_of(operation.node.args[0])))
     return channels.moved([order.index(dim) for dim in channels.dims])
 
 
@@ -59,11 +51,10 @@ def _order(operation: Operation, size: int) -> list[int]:
 _DIMS = {"transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1"), "swapdims": ("dim0", "dim1")}
 
 
-@rule("expand", "expand_as", "broadcast_to")
-def expand(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation.node.args[0])
+@channel_rule("expand", "expand_as", "broadcast_to")
+def expand(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     offset = len(operation.shape) - len(shape_of(operation.node.args[0]))
-    return None if channels is None else channels.moved([dim + offset for dim in channels.dims])
+    return channels.moved([dim + offset for dim in channels.dims])
 
 
 @rule("select")
@@ -93,13 +84,12 @@ def _selected(follower: Follower, operation: Operation, index: int) -> Channels 
     return tidy(dims, ids, values)
 
 
-@rule("slice", "narrow", "index_select", "roll", "flip", "cumsum", "softmax", "log_softmax", "_softmax", "sort", "argsort")
-def along_one_dimension(follower: Follower, operation: Operation) -> Channels | None:
+@channel_rule(
+    "slice", "narrow", "index_select", "roll", "flip", "cumsum", "softmax", "log_softmax", "_softmax", "sort", "argsort"
+)
+def along_one_dimension(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     """They leave channels alone unless they work along them."""
     source = operation.node.args[0]
-    channels = follower.channels(source)
-    if channels is None:
-        return None
     size = len(shape_of(source))
     dims = operation["dims"] if operation.name in ("roll", "flip") else [operation["dim"]]
     touched = {int(dim) % size for dim in dims} if dims else set(range(size))

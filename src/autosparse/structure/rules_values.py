@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from autosparse.structure.channels import Channels, Values
-from autosparse.structure.follow import Follower, Operation, Units, rule, shape_of
+from autosparse.structure.follow import Follower, Operation, Result, Units, channel_rule, rule, shape_of
 
 SAME = (
     "clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "lift_fresh", "float", "native_dropout", "identity",
@@ -40,11 +40,8 @@ def unchanged(follower: Follower, operation: Operation) -> Channels | None:
     return follower.channels(operation.node.args[0])
 
 
-@rule(*UNARY)
-def activation(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation.node.args[0])
-    if channels is None:
-        return None
+@channel_rule(*UNARY)
+def activation(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     rest = operation.node.args[1:]
     if any(isinstance(each, fx.Node) for each in (*rest, *operation.node.kwargs.values())):
         return channels.varying() if _sizes_of_one(operation) else follower.refuse(operation)
@@ -126,19 +123,14 @@ def _computed(follower: Follower, operation: Operation, dims: Sequence[int], sha
     return one + other * alpha if operation.name == "add" else one - other * alpha
 
 
-@rule(*LIKE)
-def another_of_its_kind(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation.node.args[0])
-    return None if channels is None else channels.varying()
+@channel_rule(*LIKE)
+def another_of_its_kind(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
+    return channels.varying()
 
 
-@rule(*REDUCTIONS)
-def reduction(follower: Follower, operation: Operation) -> Channels | None:
-    source = operation.node.args[0]
-    channels = follower.channels(source)
-    if channels is None:
-        return None
-    size = len(shape_of(source))
+@channel_rule(*REDUCTIONS)
+def reduction(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
+    size = len(shape_of(operation.node.args[0]))
     given = operation["dim"]
     gone = set(range(size)) if given is None or given == [] else {int(dim) % size for dim in np.atleast_1d(given)}
     if gone & set(channels.dims) or isinstance(operation.node.meta["val"], tuple | list):
@@ -154,25 +146,19 @@ def _only_zero(channels: Channels, zero_stays: bool = True) -> Channels:
     return channels.with_values(np.where((channels.values == 0) & zero_stays, 0.0, np.nan))
 
 
-@rule(*WINDOWS)
-def pooling(follower: Follower, operation: Operation) -> Channels | None:
+@channel_rule(*WINDOWS)
+def pooling(follower: Follower, operation: Operation, channels: Channels) -> Result:
     """Over the places of one channel; an average that counts padding changes a constant."""
-    channels = follower.channels(operation.node.args[0])
     spatial = int("".join(letter for letter in operation.name.split("_with")[0] if letter.isdigit())[-1])
-    if channels is None:
-        return None
     if any(dim >= len(operation.shape or shape_of(operation.node.args[0])) - spatial for dim in channels.dims):
         return follower.refuse(operation)
     counts_padding = operation.name.startswith("avg_pool") and any(np.atleast_1d(operation["padding"] or 0))
     result = _only_zero(channels) if counts_padding and operation["count_include_pad"] else channels
-    return [result, None] if operation.name == "max_pool2d_with_indices" else result  # type: ignore[return-value]
+    return [result, None] if operation.name == "max_pool2d_with_indices" else result
 
 
-@rule("pad", "constant_pad_nd")
-def padding(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation.node.args[0])
-    if channels is None:
-        return None
+@channel_rule("pad", "constant_pad_nd")
+def padding(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     widths, size = operation["pad"], len(operation.shape)
     touched = {size - 1 - place // 2 for place, width in enumerate(widths) if width}
     if touched & set(channels.dims):
@@ -198,10 +184,9 @@ def _more_channels(follower: Follower, operation: Operation, channels: Channels,
     return Channels(channels.dims, np.concatenate(ids), np.concatenate(values))
 
 
-@rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-def dropout(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation["input"])
-    if channels is None or not operation["train"] or not operation["p"]:
+@channel_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def dropout(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
+    if not operation["train"] or not operation["p"]:
         return channels
     return _only_zero(channels, "alpha" not in operation.name)
 
@@ -213,8 +198,7 @@ def batch_norm(follower: Follower, operation: Operation) -> Channels | None:
     if channels is None:
         return None
     for name in ("weight", "bias", "running_mean", "running_var"):
-        if operation[name] is not None:
-            follower.slices(operation[name], 0, channels.ids)
+        follower.slices(operation[name], 0, channels.ids)
     count, values = len(channels.ids), channels.values
     scale, shift = (_or(follower.numbers(operation[name]), count, other) for name, other in (("weight", 1), ("bias", 0)))
     mean, variance = (follower.numbers(operation[name]) for name in ("running_mean", "running_var"))
@@ -239,8 +223,7 @@ def group_norm(follower: Follower, operation: Operation) -> Channels | None:
         return None
     groups = int(operation["num_groups"])
     for name in ("weight", "bias"):
-        if operation[name] is not None:
-            follower.slices(operation[name], 0, channels.ids)
+        follower.slices(operation[name], 0, channels.ids)
     if groups == 1:
         follower.ties.pin(channels.ids, f"the norm {operation.module} takes the mean over it")
         return channels.varying()
@@ -256,27 +239,19 @@ def group_norm(follower: Follower, operation: Operation) -> Channels | None:
     return channels.with_values(np.where(alike | (scale == 0), shift, np.nan))
 
 
-@rule("layer_norm", "rms_norm", "_fused_rms_norm")
-def layer_norm(follower: Follower, operation: Operation) -> Channels | None:
-    source = operation["input"]
-    channels = follower.channels(source)
-    if channels is None:
-        return None
-    size, over = len(shape_of(source)), len(operation["normalized_shape"])
+@channel_rule("layer_norm", "rms_norm", "_fused_rms_norm")
+def layer_norm(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
+    size, over = len(shape_of(operation["input"])), len(operation["normalized_shape"])
     if any(dim >= size - over for dim in channels.dims):
         follower.ties.pin(channels.ids, f"the norm {operation.module} takes the mean over it")
     if over == 1 and channels.dims == (size - 1,):
         for name in ("weight", "bias"):
-            if operation[name] is not None:
-                follower.slices(operation[name], 0, channels.ids)
+            follower.slices(operation[name], 0, channels.ids)
     return channels.varying()
 
 
-@rule("prelu", "_prelu_kernel")
-def prelu(follower: Follower, operation: Operation) -> Channels | None:
-    channels = follower.channels(operation["self"])
-    if channels is None:
-        return None
+@channel_rule("prelu", "_prelu_kernel")
+def prelu(follower: Follower, operation: Operation, channels: Channels) -> Channels | None:
     if int(np.prod(shape_of(operation["weight"]))) > 1:
         aligned = follower.along(operation["self"], 1)
         if aligned is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from autosparse.common.modes import same_mode_after
 from autosparse.cost.recorder import ExampleInput, call_arguments, same_random_state
 from autosparse.structure.cutting import Plan, cut, plan_of
 from autosparse.structure.dead import Findings, examine
@@ -86,17 +87,10 @@ def _rehearse(model: nn.Module, example_input: ExampleInput, graph: ChannelGraph
 def run_smaller(model: nn.Module, example_input: ExampleInput) -> list[Tensor]:
     """In evaluation mode, as double-precision tensors."""
     args, kwargs = call_arguments(example_input)
-    flags = [(module, module.training) for module in model.modules()]
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     args, kwargs = pytree.tree_map_only(Tensor, lambda each: each.to(device), (args, kwargs))
-    for module, _ in flags:
-        module.training = False
-    try:
-        with torch.no_grad(), same_random_state(model, args, kwargs):
-            output: Any = model(*args, **kwargs)
-    finally:
-        for module, training in flags:
-            module.training = training
+    with same_mode_after(model, inside=False), torch.no_grad(), same_random_state(model, args, kwargs):
+        output: Any = model(*args, **kwargs)
     leaves = pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output)
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
+from autosparse.common.modes import same_mode_after
 from autosparse.cost.recorder import ExampleInput, call_arguments, same_random_state
 
 
@@ -48,7 +49,8 @@ def trace(model: nn.Module, example_input: ExampleInput, training: bool) -> Trac
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(_mode(model, training))
+        # a part that the user keeps in evaluation mode stays there
+        stack.enter_context(same_mode_after(model, inside=None if model.training and training else training))
         stack.enter_context(same_random_state(model, (), {}))
         stack.enter_context(torch.no_grad())
         stack.enter_context(where.listening(model))
@@ -120,17 +122,3 @@ class _Where:
         """Where each section of the graph begins, and its module; of several at one place the last one counts."""
         last = dict(self._changes)
         return tuple(last), tuple(last.values())
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """By the flags alone; a part that the user keeps in evaluation mode stays there."""
-    flags = [(module, module.training) for module in model.modules()]
-    frozen = model.training and training
-    for module, now in flags:
-        module.training = now if frozen else training
-    try:
-        yield
-    finally:
-        for module, now in flags:
-            module.training = now

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosparse.common.modes import same_mode_after
 from autosparse.common.ranks import ranks
 from autosparse.common.tensors import top_mask
 from autosparse.common.warnings import warn
@@ -88,13 +89,11 @@ def progress(items: Iterable[Item], text: str) -> Iterable[Item]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Batch-norm statistics, other buffers and training flags are afterwards what they were before."""
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        yield
+        with same_mode_after(model):
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
         for buffer, value in buffers:
             buffer.copy_(value)
 
