@@ -128,3 +128,34 @@ def evaluation_share(samples: int, batch_size: int, rank: int, world: int, skip:
     mine = np.arange(rank, samples, world)
     part = max(batch_size // world, 1)
     return [mine[start : start + part] for start in range(skip * part, len(mine), part)]
+
+
+@dataclass(frozen=True)
+class SampleBatches:
+    """Batches of samples, each with its label, of one split on one rank: shuffled for training, otherwise every one once."""
+
+    samples: int
+    batch_size: int
+    training: bool
+    seed: int
+    rank: int
+    world: int
+
+    @property
+    def steps(self) -> int:
+        if self.training:
+            return self.samples // self.batch_size
+        return len(evaluation_share(self.samples, self.batch_size, self.rank, self.world))
+
+    def share(self, number: int, skip: int) -> list[Indices]:
+        """The samples of every batch of epoch `number` from batch `skip` on."""
+        if not self.training:
+            return evaluation_share(self.samples, self.batch_size, self.rank, self.world, skip)
+        return training_share(permutation(self.samples, self.seed, number), self.batch_size, self.rank, self.world, skip)
+
+
+def check_splits(training: int, validation: int, batch_size: int, rank: int, world: int) -> None:
+    """Refuse splits that are too small for the batches or the ranks."""
+    check_ranks(training, rank, world, "training")
+    check_ranks(validation, rank, world, "validation")
+    check_training(training, batch_size, world)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,19 @@ class Common(Block):
     limit: int | None = Field(None, ge=1, description="Use only this many training samples, the first ones.")
     limit_test: int | None = Field(None, ge=1, description="Use only this many validation and test samples.")
     workers: int = Field(0, ge=0, description="Processes that prepare batches; 0 prepares them in the training process.")
+
+    @model_validator(mode="after")
+    def _has_place(self) -> Self:
+        source = vars(self)["source"]
+        if source == "digits":
+            if self.path or self.hub:
+                raise ValueError(f"source: {source} comes with the package; leave path and hub out")
+        elif source == "hub":
+            if not self.hub:
+                raise ValueError("source: hub needs `hub`, the dataset's name such as uoft-cs/cifar10")
+        elif not self.path:
+            raise ValueError(f"source: {source} needs `path`, the folder or file with the data")
+        return self
 
 
 class ImageData(Common):
@@ -47,8 +60,7 @@ class ImageData(Common):
     test_split: str | None = Field(None, description="Split to validate on; by default validation or test, whichever exists.")
 
     @model_validator(mode="after")
-    def _places(self) -> ImageData:
-        _check_place(self.source, self.path, self.hub, ("digits",))
+    def _fits(self) -> Self:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise ValueError(f"{name} has {len(values)} values for {self.channels} channels; give 1 or {self.channels}")
@@ -76,8 +88,7 @@ class TranslationData(Common):
     lowercase: bool = False
 
     @model_validator(mode="after")
-    def _places(self) -> TranslationData:
-        _check_place(self.source, self.path, self.hub, ())
+    def _two_languages(self) -> Self:
         if self.languages[0] == self.languages[1]:
             raise ValueError(f"languages are both {self.languages[0]!r}; give two different ones, such as [en, de]")
         return self
@@ -97,11 +108,6 @@ class TableData(_Rows):
     source: Literal["csv"] = Field("csv", description="A CSV file with a header, or a folder with train.csv and test.csv.")
     target: str = Field(description="The column of the class.")
 
-    @model_validator(mode="after")
-    def _places(self) -> TableData:
-        _check_place(self.source, self.path, self.hub, ())
-        return self
-
 
 class TextData(_Rows):
     """Texts with their classes."""
@@ -114,22 +120,6 @@ class TextData(_Rows):
     vocabulary: int = Field(20_000, ge=100, description="Words are hashed into this many numbers.")
     max_length: int = Field(64, ge=2, description="Words of a text that are read.")
 
-    @model_validator(mode="after")
-    def _places(self) -> TextData:
-        _check_place(self.source, self.path, self.hub, ())
-        return self
-
 
 AnyData = ImageData | TranslationData | TableData | TextData
 DataConfig = Annotated[AnyData, Field(discriminator="kind")]
-
-
-def _check_place(source: str, path: str | None, hub: str | None, placeless: tuple[str, ...]) -> None:
-    if source in placeless:
-        if path or hub:
-            raise ValueError(f"source: {source} comes with the package; leave path and hub out")
-    elif source == "hub":
-        if not hub:
-            raise ValueError("source: hub needs `hub`, the dataset's name such as uoft-cs/cifar10")
-    elif not path:
-        raise ValueError(f"source: {source} needs `path`, the folder or file with the data")

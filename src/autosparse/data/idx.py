@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -32,9 +33,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
             f"with {expected.hex(' ')} and {dimensions} sizes"
         )
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dimensions)]
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if len(content) - begin != count:
         raise ValueError(f"{path} promises {shape} = {count} bytes but holds {len(content) - begin}; fetch it again")
     if not count:

@@ -61,7 +61,6 @@ def label_column(table: Any, chosen: str | None, classes: int | None) -> str:
 
 def _folder(root: Path, config: ImageData) -> Tables:
     """train/CLASS/*.jpg; we list the files ourselves, since `datasets` is slow to look up a million of them one by one."""
-    datasets = need("datasets", _PURPOSE)
     held_out = (config.test_split,) if config.test_split else HELD_OUT
     if not config.test_split and not any((root / name).is_dir() for name in HELD_OUT):
         return _split_here(root, config.train_split)
@@ -71,17 +70,11 @@ def _folder(root: Path, config: ImageData) -> Tables:
         raise ValueError(
             f"{root / names[0]} holds {len(classes)} class folders; put the images of every class in a separate folder"
         )
-    kinds = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
-    tables = []
-    for name in names:
-        paths, labels = _listed(root / name, classes)
-        tables.append((name, datasets.Dataset.from_dict({"image": paths, "label": labels}, features=kinds)))
-    return tables
+    return [(name, _table(*_listed(root / name, classes), classes)) for name in names]
 
 
 def _split_here(root: Path, train_split: str) -> Tables:
     """A folder without images to validate on: of every class each tenth image is held out, and that is said."""
-    datasets = need("datasets", _PURPOSE)
     place = root / train_split if (root / train_split).is_dir() else root
     classes = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
@@ -102,12 +95,14 @@ def _split_here(root: Path, train_split: str) -> Tables:
         f"{root} has no images set aside to validate on: {held_out.sum():,} of {len(paths):,} are held out, a tenth of each of "
         f"{len(classes)} classes"
     )
+    parts = ((train_split, np.flatnonzero(~held_out)), ("held out", np.flatnonzero(held_out)))
+    return [(name, _table([paths[place] for place in places], numbers[places].tolist(), classes)) for name, places in parts]
+
+
+def _table(paths: list[str], labels: list[int], classes: list[str]) -> Any:
+    datasets = need("datasets", _PURPOSE)
     kinds = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
-    tables = []
-    for name, mask in ((train_split, ~held_out), ("held out", held_out)):
-        rows = {"image": [paths[place] for place in np.flatnonzero(mask)], "label": numbers[mask].tolist()}
-        tables.append((name, datasets.Dataset.from_dict(rows, features=kinds)))
-    return tables
+    return datasets.Dataset.from_dict({"image": paths, "label": labels}, features=kinds)
 
 
 def _listed(folder: Path, classes: list[str]) -> tuple[list[str], list[int]]:

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 
 from autosparse.data.augment import DRAWS, pad_crop_flip
-from autosparse.data.batches import (
-    Batch,
-    Data,
-    Indices,
-    check_ranks,
-    check_training,
-    evaluation_share,
-    permutation,
-    training_share,
-    uniform,
-)
+from autosparse.data.batches import Batch, Data, Indices, SampleBatches, check_splits, uniform
 from autosparse.data.config import Augmentation, ImageData
 from autosparse.data.sources import Images, class_count, open_images
 from autosparse.data.workers import prepared
@@ -50,45 +40,23 @@ class ImagePreparation:
 
 
 @dataclass(frozen=True)
-class ImageBatches:
-    """One split on one rank: shuffled and augmented for training, otherwise every image once and unchanged."""
+class ImageBatches(SampleBatches):
+    """Augmented for training, otherwise unchanged."""
 
     images: Images
     config: ImageData
-    training: bool
-    seed: int
-    rank: int
-    world: int
-
-    @property
-    def samples(self) -> int:
-        return len(self.images.labels)
-
-    @property
-    def steps(self) -> int:
-        if self.training:
-            return self.samples // self.config.batch_size
-        return len(evaluation_share(self.samples, self.config.batch_size, self.rank, self.world))
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        batch_size = self.config.batch_size
-        if self.training:
-            order = permutation(self.samples, self.seed, number)
-            share = training_share(order, batch_size, self.rank, self.world, skip)
-        else:
-            share = evaluation_share(self.samples, batch_size, self.rank, self.world, skip)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.config.mean, self.config.std))
         augment: Augmentation = self.config.augment if self.training else "none"
         prepare = ImagePreparation(self.images, augment, mean, std, self.seed, number)
-        return prepared(prepare, share, self.config.workers)
+        return prepared(prepare, self.share(number, skip), self.config.workers)
 
 
 def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cache: Path | None) -> Data:
     """The batches of images that the `data:` block describes."""
     train, held_out = open_images(config, cache)
-    check_ranks(len(train.labels), rank, world, "training")
-    check_ranks(len(held_out.labels), rank, world, "validation")
-    check_training(len(train.labels), config.batch_size, world)
+    check_splits(len(train.labels), len(held_out.labels), config.batch_size, rank, world)
     channels, height, width = train.shape
     facts = {
         "source": config.path or config.hub or config.source,
@@ -98,7 +66,9 @@ def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cach
         **({} if config.classes else {"classes from": "the labels"}),
         "image": f"{channels} x {height} x {width}",
     }
-    validation = ImageBatches(held_out, config, False, seed, rank, world)
+    training, validation = (
+        ImageBatches(len(images.labels), config.batch_size, is_training, seed, rank, world, images, config)
+        for images, is_training in ((train, True), (held_out, False))
+    )
     fingerprint = {"training": train.fingerprint(), "validation": held_out.fingerprint()}
-    training = ImageBatches(train, config, True, seed, rank, world)
     return Data(training, validation, validation, facts, fingerprint=fingerprint)

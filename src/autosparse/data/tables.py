@@ -16,55 +16,25 @@ import torch
 from torch import Tensor
 
 from autosparse.common.warnings import warn
-from autosparse.data.batches import (
-    Batch,
-    Data,
-    Indices,
-    check_ranks,
-    check_training,
-    evaluation_share,
-    permutation,
-    training_share,
-)
+from autosparse.data.batches import Batch, Data, SampleBatches, check_splits, permutation
 from autosparse.data.config import TableData, TextData
 from autosparse.data.fingerprint import digest
+from autosparse.data.image_tables import HELD_OUT, load_dataset
 
-HELD_OUT = ("validation", "val", "valid", "test")
 MOST_WORDS = 100  # different values of a column of words
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class RowBatches:
-    """One split on one rank: shuffled for training, otherwise every row once."""
+class RowBatches(SampleBatches):
+    """Rows of one table."""
 
     inputs: Tensor
     labels: Tensor
-    batch_size: int
-    training: bool
-    seed: int
-    rank: int
-    world: int
-
-    @property
-    def samples(self) -> int:
-        return len(self.labels)
-
-    @property
-    def steps(self) -> int:
-        if self.training:
-            return self.samples // self.batch_size
-        return len(evaluation_share(self.samples, self.batch_size, self.rank, self.world))
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        share: list[Indices]
-        if self.training:
-            order = permutation(self.samples, self.seed, number)
-            share = training_share(order, self.batch_size, self.rank, self.world, skip)
-        else:
-            share = evaluation_share(self.samples, self.batch_size, self.rank, self.world, skip)
-        for indices in share:
+        for indices in self.share(number, skip):
             rows = torch.from_numpy(indices)
             yield (self.inputs[rows],), self.labels[rows]
 
@@ -84,11 +54,9 @@ def open_rows(config: TableData | TextData, *, seed: int, rank: int, world: int,
     else:
         inputs = [texts([row[config.text_column] for row in rows], config) for rows in (train, held_out)]
         facts = {"vocabulary": config.vocabulary, "words per text": config.max_length}
-    check_ranks(len(train), rank, world, "training")
-    check_ranks(len(held_out), rank, world, "validation")
-    check_training(len(train), config.batch_size, world)
+    check_splits(len(train), len(held_out), config.batch_size, rank, world)
     training, validation = (
-        RowBatches(x, y, config.batch_size, is_training, seed, rank, world)
+        RowBatches(len(y), config.batch_size, is_training, seed, rank, world, x, y)
         for x, y, is_training in zip(inputs, labels, (True, False), strict=True)
     )
     facts = {
@@ -240,8 +208,6 @@ def read_csv(path: Path, config: TableData | TextData) -> Rows:
 
 
 def _from_hub(config: TextData, cache: Path | None) -> tuple[Rows, Rows | None]:
-    from autosparse.data.image_tables import load_dataset
-
     splits = load_dataset(str(config.hub), cache, "text classification", name=config.subset)
     if config.train_split not in splits:
         raise ValueError(f"{config.hub} has no split {config.train_split}; it has {', '.join(splits)}")
