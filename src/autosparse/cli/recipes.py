@@ -55,22 +55,18 @@ def run(
 def row(name: str) -> dict[str, Any]:
     """What the list says of a recipe; unchecked, since checking needs torch and this is to answer at once."""
     from autosparse.recipes.files import find_recipe, merged_block
+    from autosparse.recipes.overrides import name_of
 
     block = merged_block(find_recipe(name))
     data = block["data"]
     return {
         "name": name,
         "description": block["description"],
-        "model": named(block["model"]),
+        "model": name_of(block["model"]),
         "data": data.get("hub") or data.get("path") or data["source"],
-        "method": named(block["method"]),
+        "method": name_of(block["method"]),
         "paper": block.get("paper"),
     }
-
-
-def named(block: Any) -> str:
-    """The name of a block that may be given as a name alone."""
-    return str(block["name"] if isinstance(block, dict) else block)
 
 
 def copied(name: str, target: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autosparse.common.words import did_you_mean
-from autosparse.recipes.overrides import merged
+from autosparse.recipes.overrides import merged, name_of
 from autosparse.recipes.yaml_text import read_block, write_block
 
 # What a file says of itself: a recipe that extends it does not inherit these.
@@ -58,14 +58,9 @@ def _merged_block(path: Path, trail: list[Path]) -> dict[str, Any]:
         raise ValueError(f"{path}: extends: give the name of a recipe or a file beside this one, got {parent!r}")
     base = _merged_block(find_recipe(parent, beside=path), [*trail, path.resolve()])
     inherited = {key: value for key, value in base.items() if key not in _HEAD}
-    if _method_name(block) not in (None, _method_name(inherited)):
+    if name_of(block.get("method")) not in (None, name_of(inherited.get("method"))):
         inherited["method"] = {}  # the fields of one method mean nothing to another
     return {**head, **merged(inherited, block)}
-
-
-def _method_name(block: dict[str, Any]) -> Any:
-    method = block.get("method")
-    return method.get("name") if isinstance(method, dict) else method
 
 
 def recipe_text(name_or_path: str | Path) -> str:

@@ -22,13 +22,14 @@ def apply(block: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         changed["method"] = switched(changed.get("method"), names[-1], [path[1] for path, _ in pairs if len(path) > 1])
     for path, value in pairs:
         _put(changed, path, value)
-    if _name_of(changed.get("method")) == DENSE and ["train", "dense_beside"] not in [path for path, _ in pairs]:
+    if name_of(changed.get("method")) == DENSE and ["train", "dense_beside"] not in [path for path, _ in pairs]:
         changed["train"] = {key: value for key, value in changed.get("train", {}).items() if key != "dense_beside"}
     return changed
 
 
-def _name_of(method: Any) -> Any:
-    return method.get("name") if isinstance(method, Mapping) else method
+def name_of(block: Any) -> Any:
+    """The name of a model or method, which may be given as a name alone."""
+    return block.get("name") if isinstance(block, Mapping) else block
 
 
 def parse(override: str) -> tuple[list[str], Any]:

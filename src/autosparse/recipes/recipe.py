@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from autosparse.common.precisions import long_spelling
 from autosparse.data import config
@@ -81,10 +81,6 @@ class OptimizerBlock(Block):
     def _one_decay(self) -> OptimizerBlock:
         if self.threshold_decay is not None and self.threshold_decay_total is not None:
             raise ValueError("give threshold_decay or threshold_decay_total, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _coupled_under_adam(self) -> OptimizerBlock:
         coupled = self.threshold_decay_kind == "coupled"
         if coupled and self.name != "adam":
             raise ValueError(f"threshold_decay_kind: coupled needs name: adam; the decay of {self.name} has one kind only")
@@ -129,7 +125,7 @@ class TrainBlock(Block):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     clip: float | None = Field(None, gt=0, description="Largest norm of the weights' gradients; thresholds are left out.")
     accumulate: int = Field(1, ge=1, description="Batches a step is split into, to save memory; the result is the same step.")
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Annotated[Literal["float32", "bfloat16"], BeforeValidator(long_spelling)] = Field(
         "float32", description="bfloat16 (or bf16) runs the forward pass under autocast."
     )
     quantize_aware: int = Field(
@@ -150,11 +146,6 @@ class TrainBlock(Block):
     save_minutes: float = Field(10.0, gt=0, description="Longest time between checkpoints; every epoch ends with one too.")
     dense_beside: bool = Field(False, description="Train the dense model of the same length too, to compare with.")
     score_batches: int = Field(4, ge=1, description="Batches that SNIP, GraSP and SynFlow look at before training.")
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _other_spellings(cls, value: Any) -> Any:
-        return long_spelling(value)
 
 
 class PaperBlock(Block):
@@ -177,7 +168,7 @@ class Recipe(Block):
     )
     initial_zeros: bool = Field(False, description="Let the method start with the zeros of initial_weights as pruned weights.")
     data: DataConfig
-    method: dict[str, Any] = Field(
+    method: Annotated[dict[str, Any], AfterValidator(check_method)] = Field(
         description="`name` (dense trains without sparsity; see `autosparse methods`) and its fields."
     )
     sparsify: SparsifyBlock = SparsifyBlock.model_validate({})
@@ -185,25 +176,15 @@ class Recipe(Block):
     schedule: ScheduleBlock = ScheduleBlock.model_validate({})
     train: TrainBlock
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "method", mode="before")
     @classmethod
-    def _short_model(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _short_method(cls, value: Any) -> Any:
+    def _name_alone(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @field_validator("data", mode="before")
     @classmethod
     def _images_by_default(cls, value: Any) -> Any:
         return {"kind": "images", **value} if isinstance(value, dict) else value
-
-    @field_validator("method")
-    @classmethod
-    def _known_method(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return check_method(value)
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

@@ -64,12 +64,6 @@ class _Loader(yaml.SafeLoader):
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 
-    def construct_whole(self, node: yaml.ScalarNode) -> int:
-        return int(self.construct_scalar(node))
-
-    def construct_number(self, node: yaml.ScalarNode) -> float:
-        return float(self.construct_scalar(node))
-
 
 class _Dumper(yaml.SafeDumper):
     """Short lists on one line, blocks below each other."""
@@ -83,9 +77,8 @@ class _Dumper(yaml.SafeDumper):
 
 for _tag, _pattern, _first in _PLAIN:
     _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(loader.construct_scalar(node)))
 _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", _number(value)))
 _Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
 
