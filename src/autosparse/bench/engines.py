@@ -137,13 +137,13 @@ class _Files:
             return plain
         if not path.exists():
             names = [slot.name for slot in import_module("onnx").load(str(plain)).graph.input]
-            batches = [_sized(batch, len(self._inputs[0])) for batch in self._calibration]
+            batches = [repeated(batch, len(self._inputs[0])) for batch in self._calibration]
             quantize_file(plain, path, names, batches)
         return path
 
 
-def _sized(batch: Inputs, samples: int) -> Inputs:
-    """As many samples as the file was made for."""
+def repeated(batch: Sequence[Tensor], samples: int) -> Inputs:
+    """As many samples as asked for, repeated where there are fewer."""
     return tuple(torch.cat([tensor] * -(-samples // len(tensor)))[:samples] for tensor in batch)
 
 

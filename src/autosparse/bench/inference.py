@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autosparse.bench.conditions import conditions
-from autosparse.bench.engines import COMPILED, EAGER, OPENVINO, ORT, PRECISIONS, Call, dense_contestants, title
+from autosparse.bench.engines import COMPILED, EAGER, OPENVINO, ORT, PRECISIONS, Call, dense_contestants, repeated, title
 from autosparse.bench.tasks import own_inputs
 from autosparse.common.processor import instruction_sets
 from autosparse.common.turns import clock_for, take_turns
@@ -221,10 +221,10 @@ def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAY
 def example(what: str, batch: int, inputs: str | None = None) -> tuple[Tensor, ...]:
     """Inputs of the usual size; of a run, samples of its data; or samples of the user's own module:function."""
     if inputs is not None:
-        return _samples(own_inputs(inputs), batch)
+        return repeated(own_inputs(inputs), batch)
     if Path(what).is_dir():
         run = open_finished(Path(what))
-        return _samples(next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))[0], batch)
+        return repeated(next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))[0], batch)
     if ":" in what:
         raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
     if what not in INPUT_SHAPES:
@@ -234,8 +234,3 @@ def example(what: str, batch: int, inputs: str | None = None) -> tuple[Tensor, .
     if what == "transformer":
         return (torch.randint(3, 30000, (batch, SENTENCE)),)
     return (torch.randn(batch, *INPUT_SHAPES[what]),)
-
-
-def _samples(inputs: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
-    """As many samples as asked for, repeated where there are fewer."""
-    return tuple(torch.cat([tensor] * -(-batch // len(tensor)))[:batch] for tensor in inputs)

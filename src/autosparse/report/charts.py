@@ -31,13 +31,19 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class LineChart:
-    """Curves over time. `unit` is "%" or nothing; the axis reaches at least from low to high."""
+class Titled:
+    """What every chart says of itself; a `unit` is "%" or nothing."""
 
     key: str
     title: str
     note: str
     x_label: str
+
+
+@dataclass(frozen=True)
+class LineChart(Titled):
+    """Curves over time; the axis reaches at least from low to high."""
+
     y_label: str
     unit: str
     lines: tuple[Curve, ...]
@@ -80,13 +86,9 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class RowChart:
+class RowChart(Titled):
     """One row per layer: a bar for one mark, dots for several."""
 
-    key: str
-    title: str
-    note: str
-    x_label: str
     unit: str
     marks: tuple[Mark, ...]
     rows: tuple[LayerRow, ...]
@@ -109,13 +111,9 @@ class Point:
 
 
 @dataclass(frozen=True)
-class PointChart:
+class PointChart(Titled):
     """Runs as points; `guide` is a level of y to compare them with."""
 
-    key: str
-    title: str
-    note: str
-    x_label: str
     y_label: str
     unit: str
     points: tuple[Point, ...]

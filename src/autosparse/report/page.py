@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -26,14 +26,8 @@ GENERATOR = '<meta name="generator" content="autosparse report">'
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The charts for which these runs have values, in the page's order."""
     charts: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
-    charts += [
-        curves.accuracy(runs),
-        curves.accuracy_over_seconds(runs),
-        curves.loss(runs),
-        curves.sparsity(runs),
-        curves.alpha(runs),
-    ]
-    charts += [curves.train_cost(runs), curves.test_cost(runs)]
+    over_time = (curves.accuracy, curves.accuracy_over_seconds, curves.loss, curves.sparsity, curves.alpha)
+    charts += [chart_of(runs) for chart_of in (*over_time, curves.train_cost, curves.test_cost)]
     charts += _single_run_curves(runs[0]) if len(runs) == 1 else []
     charts += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
     return [chart for chart in charts if not _empty(chart)]
@@ -89,13 +83,14 @@ def _page_of_several(runs: Sequence[Run]) -> str:
 
 
 def _details(run: Run, charts: Sequence[Chart]) -> str:
-    groups: list[tuple[str, Callable[[Chart], bool]]] = [
-        ("Training", lambda chart: chart.key in ("accuracy", "accuracy-over-seconds", "loss", "learning-rate")),
-        ("Sparsity over time", lambda chart: chart.key in ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds")),
-        ("Cost and control", lambda chart: chart.key in ("train-flops", "test-flops", "controller")),
-        ("Layers", lambda chart: chart.key in ("layer-sparsity", "layer-flops")),
-    ]
-    parts = [_section(title, "".join(chart_html(chart) for chart in charts if belongs(chart))) for title, belongs in groups]
+    groups = {
+        "Training": ("accuracy", "accuracy-over-seconds", "loss", "learning-rate"),
+        "Sparsity over time": ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds"),
+        "Cost and control": ("train-flops", "test-flops", "controller"),
+        "Layers": ("layer-sparsity", "layer-flops"),
+    }
+    of_group = {title: "".join(chart_html(chart) for chart in charts if chart.key in keys) for title, keys in groups.items()}
+    parts = [_section(title, body) for title, body in of_group.items()]
     text = sections.events(run) + sections.layer_table(run) + sections.recipe(run) + sections.origin(run)
     return "".join(parts) + _section("Details", text)
 

@@ -26,19 +26,17 @@ class Moment:
     sparsity: float | None = None
 
     def text(self) -> str:
-        parts = [f"epoch {self.epoch}/{self.epochs}", f"loss {self.loss:.4f}"]
-        parts += [f"accuracy {self.accuracy:.2%}"] if self.accuracy is not None else []
-        parts += [f"sparsity {self.sparsity:.2%}"] if self.sparsity is not None else []
-        parts += [f"alpha {self.alpha:.3f}"] if self.alpha is not None else []
-        return "  ".join(parts)
+        known = self._known("accuracy {:.2%}", "sparsity {:.2%}", "alpha {:.3f}")
+        return "  ".join([f"epoch {self.epoch}/{self.epochs}", f"loss {self.loss:.4f}", *known])
 
     def short(self) -> str:
         """The same for a terminal of 80 columns."""
-        parts = [f"{self.epoch}/{self.epochs} loss {self.loss:.3f}"]
-        parts += [f"acc {self.accuracy:.1%}"] if self.accuracy is not None else []
-        parts += [f"zeros {self.sparsity:.1%}"] if self.sparsity is not None else []
-        parts += [f"alpha {self.alpha:.2f}"] if self.alpha is not None else []
-        return " ".join(parts)
+        known = self._known("acc {:.1%}", "zeros {:.1%}", "alpha {:.2f}")
+        return " ".join([f"{self.epoch}/{self.epochs} loss {self.loss:.3f}", *known])
+
+    def _known(self, *forms: str) -> list[str]:
+        values = zip(forms, (self.accuracy, self.sparsity, self.alpha), strict=True)
+        return [form.format(value) for form, value in values if value is not None]
 
 
 class Progress:
