@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from autosparse.recipes.recipe import Recipe
 
 DEFAULT = "digits"
-NAMED_LAYERS = 5  # of those that skip zeros, in the summary
 
 
 def run(
@@ -131,7 +130,7 @@ def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
 
 def speed_lines(result: dict[str, Any]) -> list[str]:
     """Whether the zeros saved time, in the whole run and at its end, and which layers skipped them."""
-    from autosparse.common.words import gain_words
+    from autosparse.common.words import few, gain_words
 
     speed, gain = result.get("speed"), result.get("gain")
     if not speed:
@@ -143,9 +142,10 @@ def speed_lines(result: dict[str, Any]) -> list[str]:
     if gain:
         lines.insert(0, f"  {'whole run':<15} {gain['ratio']:.2f}x    {gain_words(gain)}")
     skipping = [layer["name"] for layer in result["layers"] if not layer["computed"].startswith("dense")]
-    named = ", ".join(skipping[:NAMED_LAYERS]) + (" ..." if len(skipping) > NAMED_LAYERS else "")
     reasons = ", ".join(f"{count} {reason}" for reason, count in speed["reasons"].items())
-    lines.append(f"  {'':<15} {len(skipping)} of {len(result['layers'])} layers skip zeros" + (f": {named}" if named else ""))
+    lines.append(
+        f"  {'':<15} {len(skipping)} of {len(result['layers'])} layers skip zeros" + (f": {few(skipping)}" if skipping else "")
+    )
     return lines + ([f"  {'':<15} dense: {reasons}"] if reasons else [])
 
 

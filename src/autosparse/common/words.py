@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,6 +11,11 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """ "; did you mean 'epochs'?" if a known word is close, else `otherwise`."""
     close = get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else otherwise
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and dots if there are more."""
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def require(ok: bool, name: str, given: object, allowed: str) -> None:

@@ -91,25 +91,25 @@ class Ledger:
     @property
     def spent_macs(self) -> float:
         """MACs spent so far, at one sample per step."""
-        return math.fsum(self._spent(self._known_profile()).values())
+        return math.fsum(self._spent(self.known_profile()).values())
 
     @property
     def train_fraction(self) -> float:
         """Train F: what was spent over what the dense baseline spends; nan before the first step."""
-        profile = self._known_profile()
+        profile = self.known_profile()
         spent = math.fsum(self._spent(profile).values())
         return _ratio(spent, self._baseline() * sum(layer.macs * self._passes(layer) for layer in profile.layers))
 
     def layer_train_fractions(self) -> dict[str, float]:
         """Train F of every layer of the profile by itself."""
-        profile = self._known_profile()
+        profile = self.known_profile()
         spent = self._spent(profile)
         baseline = self._baseline()
         return {layer.name: _ratio(spent[layer.name], baseline * layer.macs * self._passes(layer)) for layer in profile.layers}
 
     def test_fraction(self, densities: Sequence[float]) -> float:
         """Test F: inference MACs at the given densities of the sparsified layers over dense MACs."""
-        profile = self._known_profile()
+        profile = self.known_profile()
         if len(densities) != len(self.layer_names):
             raise ValueError(f"{len(densities)} densities for {len(self.layer_names)} sparsified layers")
         reached = {layer.name for layer in profile.layers} | {layer.tied_to for layer in profile.layers}
@@ -151,7 +151,8 @@ class Ledger:
         if state["profile"] is not None:
             self.profile = Profile(tuple(_layer_from(row) for row in state["profile"]))
 
-    def _known_profile(self) -> Profile:
+    def known_profile(self) -> Profile:
+        """The profile, or an error that says how to give it."""
         if self.profile is None:
             raise RuntimeError(
                 "the MACs are not known yet: pass example_input to sparsify, or run one eager forward pass first"

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from autosparse.common.words import few
 from autosparse.sparsifier import Sparsifier
 
 # what torch's schedulers keep for every group
@@ -36,7 +37,7 @@ def move_thresholds(
             moves.setdefault(home, {}).update(learned)
     if lost:
         raise ValueError(
-            f"no optimizer trains {', '.join(lost[:3])}{' ...' if len(lost) > 3 else ''}: their thresholds cannot move: "
+            f"no optimizer trains {few(lost, 3)}: their thresholds cannot move: "
             "make the optimizer in configure_optimizers from self.parameters(), or leave these layers dense with exclude=..."
         )
     moved = {id(parameter) for learned in moves.values() for parameter in learned.values()}

@@ -14,7 +14,10 @@ from autosparse.methods.registry import register
 
 @register
 class ACDC(RankedMask, FixedMask):
-    """Dense and sparse phases take turns: the smallest weights become 0 at the start of a sparse one and may grow after it."""
+    """Dense and sparse phases take turns; gives back a dense twin of the sparse network too.
+
+    The smallest weights become 0 at the start of a sparse phase and may grow after it.
+    """
 
     about = About(
         name="acdc",
@@ -24,7 +27,6 @@ class ACDC(RankedMask, FixedMask):
         train_flops="3 f_S in sparse phases (half of the run), 3 f_D in dense ones",
         reference="Peste et al., AC/DC: Alternating Compressed/DeCompressed Training of Deep Neural Networks, NeurIPS 2021, "
         "arXiv 2106.12379",
-        doc="Dense and sparse phases take turns; gives back a dense twin of the sparse network too.",
     )
 
     sparsity: float = 0.9

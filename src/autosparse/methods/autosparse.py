@@ -9,6 +9,7 @@ from typing import Any
 
 from autosparse.common.precisions import precision_name
 from autosparse.common.warnings import warn
+from autosparse.common.words import few
 from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
@@ -151,9 +152,8 @@ class LearnedThreshold(Method):
         dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
         if dead:
             warn(
-                f"s_init = {self.s_init} prunes every weight of {', '.join(dead[:5])}{' ...' if len(dead) > 5 else ''} "
-                "at the start; "
-                "such layers never recover by themselves. Use start_sparsity, or a lower s_init."
+                f"s_init = {self.s_init} prunes every weight of {few(dead)} at the start; such layers never "
+                "recover by themselves. Use start_sparsity, or a lower s_init."
             )
 
     def _backward_sparsity(self) -> float:
@@ -176,7 +176,10 @@ class LearnedThreshold(Method):
 
 @register
 class AutoSparse(LearnedThreshold):
-    """Learned thresholds with Gradient Annealing: pruned weights receive alpha * G, and alpha decays over training."""
+    """One learned threshold per layer; gradients of pruned weights are scaled by an annealed alpha.
+
+    Learned thresholds with Gradient Annealing: pruned weights receive alpha * G, and alpha decays over training.
+    """
 
     about = About(
         name="autosparse",
@@ -185,7 +188,6 @@ class AutoSparse(LearnedThreshold):
         pruned_gradient="alpha * G, alpha annealed",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",
-        doc="One learned threshold per layer; gradients of pruned weights are scaled by an annealed alpha.",
     )
 
     alpha: float | None = None
@@ -340,7 +342,10 @@ class AutoSparse(LearnedThreshold):
 
 @register
 class STR(LearnedThreshold):
-    """Soft threshold weight reparametrisation: AutoSparse with alpha = 0."""
+    """One learned threshold per layer; pruned weights receive no gradient.
+
+    Soft threshold weight reparametrisation: AutoSparse with alpha = 0.
+    """
 
     about = About(
         name="str",
@@ -349,5 +354,4 @@ class STR(LearnedThreshold):
         pruned_gradient="none",
         train_flops="3 f_S",
         reference="Kusupati et al., Soft Threshold Weight Reparameterization for Learnable Sparsity, ICML 2020",
-        doc="One learned threshold per layer; pruned weights receive no gradient.",
     )

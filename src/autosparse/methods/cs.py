@@ -38,7 +38,10 @@ class Logits(SoftMask):
 
 @register
 class CS(Rounds):
-    """Mask logits with a temperature that rises over each round; the ticket keeps the weights with s > 0."""
+    """One mask logit per weight, sharpened by a rising beta; rounds, rewinding and training of the ticket.
+
+    Mask logits with a temperature that rises over each round; the ticket keeps the weights with s > 0.
+    """
 
     about = About(
         name="cs",
@@ -47,7 +50,6 @@ class CS(Rounds):
         pruned_gradient="G sigmoid(beta s) / sigmoid(s0) while soft, none in the ticket",
         train_flops="3 f_D while soft, 3 f_S for the ticket",
         reference="Savarese et al., Winning the Lottery with Continuous Sparsification, NeurIPS 2020",
-        doc="One mask logit per weight, sharpened by a rising beta; rounds, rewinding and training of the ticket.",
     )
 
     s_init: float = 0.01

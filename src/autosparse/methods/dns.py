@@ -14,7 +14,10 @@ from autosparse.methods.registry import register
 
 @register
 class DNS(DenseGradient):
-    """Cuts a weight when |w| <= (1 - margin) * T, splices it when |w| > (1 + margin) * T; T = mean + c_rate * std of |w|."""
+    """Masks from two thresholds per layer, renewed ever more rarely; pruned weights go on learning and may return.
+
+    Cuts a weight when |w| <= (1 - margin) * T, splices it when |w| > (1 + margin) * T; T = mean + c_rate * std of |w|.
+    """
 
     about = About(
         name="dns",
@@ -23,7 +26,6 @@ class DNS(DenseGradient):
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Guo et al., Dynamic Network Surgery for Efficient DNNs, NIPS 2016",
-        doc="Masks from two thresholds per layer, renewed ever more rarely; pruned weights go on learning and may return.",
     )
 
     c_rate: float = 1.0

@@ -9,7 +9,7 @@ from autosparse.methods.registry import register
 
 @register
 class DNW(DenseGradient, Magnitude):
-    """Discovering neural wirings: top-k by |w| at every step, dW = G for all weights."""
+    """The largest weights at every step; all weights receive the dense gradient."""
 
     about = About(
         name="dnw",
@@ -18,5 +18,4 @@ class DNW(DenseGradient, Magnitude):
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S + f_D",
         reference="Wortsman et al., Discovering Neural Wirings, NeurIPS 2019",
-        doc="The largest weights at every step; all weights receive the dense gradient.",
     )

@@ -11,7 +11,10 @@ from autosparse.methods.registry import register
 
 @register
 class DPF(CubicRamp, DenseGradient, Magnitude):
-    """Every 16 steps the globally largest weights become active; the gradient at W * m is applied to all of W."""
+    """A global magnitude mask, renewed every few steps under a cubic ramp; pruned weights keep learning.
+
+    Every 16 steps the globally largest weights become active; the gradient at W * m is applied to all of W.
+    """
 
     allocations = (*DISTRIBUTIONS, GLOBAL)
     about = About(
@@ -21,7 +24,6 @@ class DPF(CubicRamp, DenseGradient, Magnitude):
         pruned_gradient="G (alpha * G with ga)",
         train_flops="2 f_S(t) + f_D",
         reference="Lin et al., Dynamic Model Pruning with Feedback, ICLR 2020",
-        doc="A global magnitude mask, renewed every few steps under a cubic ramp; pruned weights keep learning.",
     )
 
     distribution: str = GLOBAL

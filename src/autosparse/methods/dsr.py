@@ -17,7 +17,10 @@ from autosparse.methods.registry import register
 
 @register
 class DSR(Budgeted):
-    """Active weights below a global threshold go; the threshold doubles or halves until about prune_fraction goes."""
+    """Prunes by one global threshold and regrows at random where most weights survived.
+
+    Active weights below a global threshold go; the threshold doubles or halves until about prune_fraction goes.
+    """
 
     about = About(
         name="dsr",
@@ -27,7 +30,6 @@ class DSR(Budgeted):
         train_flops="3 f_S, f_S drifts as weights move between layers",
         reference="Mostafa and Wang, Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic Sparse "
         "Reparameterization, ICML 2019, arXiv 1902.05967",
-        doc="Prunes by one global threshold and regrows at random where most weights survived.",
     )
 
     dense_first: bool | None = False

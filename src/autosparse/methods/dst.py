@@ -75,7 +75,10 @@ class FilterThreshold(SparseParametrization):
 
 @register
 class DST(Method):
-    """Per-filter thresholds that a penalty exp(-t) pushes up and the loss holds back."""
+    """One trained threshold per neuron or filter; a penalty on small thresholds sets the sparsity.
+
+    Per-filter thresholds that a penalty exp(-t) pushes up and the loss holds back.
+    """
 
     about = About(
         name="dst",
@@ -85,7 +88,6 @@ class DST(Method):
         train_flops="2 f_S + f_D",
         reference="Liu et al., Dynamic Sparse Training: Find Efficient Sparse Network From Scratch With Trainable Masked "
         "Layers, ICLR 2020",
-        doc="One trained threshold per neuron or filter; a penalty on small thresholds sets the sparsity.",
     )
 
     penalty_weight: float = 5e-6

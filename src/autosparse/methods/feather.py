@@ -12,7 +12,10 @@ HIGH_SPARSITY = 0.95  # above it the authors halve the gradient of pruned weight
 
 @register
 class Feather(AutoSparse):
-    """AutoSparse with one shared threshold, a cubic-root shape and a constant alpha (the authors' theta)."""
+    """One threshold for all layers, shaped between soft and hard, reached at half of the run.
+
+    AutoSparse with one shared threshold, a cubic-root shape and a constant alpha (the authors' theta).
+    """
 
     about = About(
         name="feather",
@@ -22,7 +25,6 @@ class Feather(AutoSparse):
         train_flops="2 f_S + f_D",
         reference="Glentis Georgoulakis, Retsinas and Maragos, Feather: An Elegant Solution to Effective DNN Sparsification, "
         "BMVC 2023, arXiv 2310.02448",
-        doc="One threshold for all layers, shaped between soft and hard, reached at half of the run.",
     )
 
     schedule: str = "constant"
@@ -41,7 +43,10 @@ class Feather(AutoSparse):
 
 @register
 class FeatherGA(Feather):
-    """Feather with Gradient Annealing: alpha falls, so the weight gradient becomes sparse as well."""
+    """Feather whose gradients of pruned weights are scaled by an annealed alpha.
+
+    As alpha falls, the weight gradient becomes sparse as well.
+    """
 
     about = About(
         name="feather+ga",
@@ -50,7 +55,6 @@ class FeatherGA(Feather):
         pruned_gradient="alpha * G, alpha annealed",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="Feather (BMVC 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
-        doc="Feather whose gradients of pruned weights are scaled by an annealed alpha.",
     )
 
     schedule: str = "sigmoid-cosine"

@@ -83,7 +83,10 @@ class Gates(SparseParametrization):
 
 @register
 class GDP(Method):
-    """Channels are priced by the FLOPs that they cost together with their neighbours; closed gates are removed."""
+    """A gate per channel with a shrinking epsilon; FLOPs are part of the loss; whole channels go.
+
+    Channels are priced by the FLOPs that they cost together with their neighbours; closed gates are removed.
+    """
 
     about = About(
         name="gdp",
@@ -92,7 +95,6 @@ class GDP(Method):
         pruned_gradient="none",
         train_flops="3 f_S",
         reference="Guo et al., GDP: Stabilized Neural Network Pruning via Gates with Differentiable Polarization, ICCV 2021",
-        doc="A gate per channel with a shrinking epsilon; FLOPs are part of the loss; whole channels go.",
     )
 
     penalty_weight: float = 1.0
@@ -132,8 +134,7 @@ class GDP(Method):
         counts: dict[str, int] = {}
         for name in sp.layer_order:
             slices = wiring.layers[name]
-            ids = None if slices.reads is None else slices.dims[slices.reads]
-            for channel in () if ids is None else dict.fromkeys(ids[ids >= 0].tolist()):
+            for channel in slices.of(slices.reads):
                 if channel not in owners:
                     owners[channel] = name, counts.get(name, 0)
                     counts[name] = counts.get(name, 0) + 1
@@ -162,9 +163,7 @@ class GDP(Method):
             gates.reads = slices.reads
             if gates.sources:
                 continue
-            for dim, ids in enumerate(slices.dims):
-                if ids is None:
-                    continue
+            for dim, ids in slices.cut():
                 for owner in dict.fromkeys(owners[channel][0] for channel in ids[ids >= 0].tolist()):
                     index = [owners[each][1] if each >= 0 and owners[each][0] == owner else -1 for each in ids.tolist()]
                     gates.ask(dim, part(by_name[owner], Gates), np.array(index))
@@ -176,17 +175,15 @@ class GDP(Method):
 
     def smooth_flops(self, sp: Run) -> Tensor:
         """The share of FLOPs with gates in the place of 0 and 1."""
-        profile = sp.ledger.profile
-        assert profile is not None
+        profile = sp.ledger.known_profile()
         wiring: Wiring = sp.parts["wiring"]
         left, counted = [], 0.0
         for layer, gates in layer_parts(sp, Gates):
             macs = profile.macs_of(layer.name)
             counted += macs
             share = torch.full((), float(macs), dtype=gates.epsilon.dtype, device=gates.epsilon.device)
-            for dim, ids in enumerate(wiring.layers[layer.name].dims):
-                if ids is not None:
-                    share = share * gates.along(dim, layer.shape[dim]).mean()
+            for dim, _ in wiring.layers[layer.name].cut():
+                share = share * gates.along(dim, layer.shape[dim]).mean()
             left.append(share)
         for name, products in ChannelBudget.of(wiring, sp.layers, profile).products.items():
             counted += products
@@ -215,14 +212,13 @@ class GDP(Method):
         kept = np.array([float(values[name][place]) for name, place in (owners[each] for each in range(wiring.count))])
         closing = kept < self.closed_below
         for slices in wiring.layers.values():
-            for ids in slices.dims:
-                if ids is not None and bool((ids >= 0).all()) and bool(closing[ids].all()):
+            for _, ids in slices.cut():
+                if bool((ids >= 0).all()) and bool(closing[ids].all()):
                     closing[ids[int(kept[ids].argmax())]] = False
         for channel in np.flatnonzero(closing).tolist():
             name, place = owners[channel]
             by_name[name].open[place] = False
-        profile = sp.ledger.profile
-        assert profile is not None
+        profile = sp.ledger.known_profile()
         sp.ledger.set_product_densities(ChannelBudget.of(wiring, sp.layers, profile).product_densities(~closing))
 
     def notes(self, sp: Run) -> list[str]:

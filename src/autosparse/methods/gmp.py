@@ -14,7 +14,7 @@ from autosparse.methods.registry import register
 
 @register
 class GMP(CubicRamp, Magnitude):
-    """Removes the smallest weights of each layer in steps; what is removed is stored as 0 and never returns."""
+    """The smallest weights go step by step along a cubic ramp and never return."""
 
     about = About(
         name="gmp",
@@ -23,7 +23,6 @@ class GMP(CubicRamp, Magnitude):
         pruned_gradient="none",
         train_flops="3 f_S(t)",
         reference="Zhu and Gupta, To prune, or not to prune, arXiv 1710.01878; Gale et al., arXiv 1902.09574",
-        doc="The smallest weights go step by step along a cubic ramp and never return.",
     )
 
     stores_zeros = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +117,7 @@ class FlopsGoal(SparsityGoal):
         return sp.ledger.profile is not None
 
     def units(self, sp: Run) -> Sequence[float]:
-        profile = sp.ledger.profile
-        assert profile is not None
+        profile = sp.ledger.known_profile()
         return [profile.macs_of(layer.name) / layer.numel for layer in sp.layers]
 
     def sparsity(self, sp: Run) -> float:
@@ -127,8 +126,7 @@ class FlopsGoal(SparsityGoal):
 
     def _macs(self, sp: Run) -> tuple[float, float]:
         """The shares of dense and of sparsified layers in the dense model's multiply-adds."""
-        profile = sp.ledger.profile
-        assert profile is not None
+        profile = sp.ledger.known_profile()
         sparse = sum(profile.macs_of(layer.name) for layer in sp.layers) / profile.macs
         return 1 - sparse, sparse
 
@@ -167,12 +165,8 @@ class SizeGoal(SparsityGoal):
             _clustering(layer.numel, share, masks) for layer, share, (_, masks) in zip(sp.layers, shares, stored, strict=True)
         ]
         room = BELOW * self.asked - self._fixed(sp)
-        low, high = 0.0, 1 / max(max(shares), 1e-9)
-        for _ in range(STEPS):
-            factor = (low + high) / 2
-            scaled = [min(1.0, factor * share) for share in shares]
-            low, high = (low, factor) if self._layers(sp.layers, scaled, clusters) > room else (factor, high)
-        return max(0.0, 1 - low * (1 - sp.sparsity()))
+        factor = _largest_factor(shares, lambda scaled: self._layers(sp.layers, scaled, clusters) > room)
+        return max(0.0, 1 - factor * (1 - sp.sparsity()))
 
     def _stored(self, layer: Layer) -> tuple[int, int]:
         """Numbers of a layer that the file keeps, and bytes of its mask; int8 rounds small ones to zero."""
@@ -281,12 +275,8 @@ class LatencyGoal(SparsityGoal):
     def sparsity(self, sp: Run) -> float:
         """The zeros at which the model would take its time, if all layers shrank alike."""
         densities, sizes = sp.densities(), [layer.numel for layer in sp.layers]
-        low, high = 0.0, 1 / max(max(densities), 1e-9)
-        for _ in range(STEPS):
-            factor = (low + high) / 2
-            late = self._at(sp, [min(1.0, factor * density) for density in densities]) > self.asked
-            low, high = (low, factor) if late else (factor, high)
-        kept = sum(low * density * count for density, count in zip(densities, sizes, strict=True))
+        factor = _largest_factor(densities, lambda scaled: self._at(sp, scaled) > self.asked)
+        kept = sum(factor * density * count for density, count in zip(densities, sizes, strict=True))
         return 1 - min(kept / sum(sizes), 1.0)
 
     def _at(self, sp: Run, densities: Sequence[float]) -> float:
@@ -324,6 +314,16 @@ def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
         require(number and 0 < value < 1, f"{name} = {value!r}; allowed: between 0 and 1, {allowed}")
         return GOALS[name](value)
     return None
+
+
+def _largest_factor(densities: Sequence[float], is_too_much: Callable[[list[float]], bool]) -> float:
+    """The largest factor on all densities, none of which exceeds 1, that is not too much; by bisection."""
+    low, high = 0.0, 1 / max(max(densities), 1e-9)
+    for _ in range(STEPS):
+        factor = (low + high) / 2
+        fits = not is_too_much([min(1.0, factor * density) for density in densities])
+        low, high = (factor, high) if fits else (low, factor)
+    return low
 
 
 def _clustering(count: int, density: float, masks: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from autosparse.common.words import few
 from autosparse.layer import Layer
 from autosparse.methods.families.base import About, Run, Stateful, Traits, require
 from autosparse.methods.families.fixed_mask import FixedMask, mask_of, write_mask
@@ -113,7 +115,7 @@ def outgoing(direct: Tensor, maker: nn.Module, reader: nn.Module, count: int) ->
         assert patches.shape[2 + axis] == size
     spatial = len(sizes)
     inside, positions = list(range(2 + spatial, 2 + 2 * spatial)), list(range(2, 2 + spatial))
-    matrix = patches.permute(1, *inside, 0, *positions).reshape(direct.shape[1] * _product(maker.kernel_size), -1)
+    matrix = patches.permute(1, *inside, 0, *positions).reshape(direct.shape[1] * math.prod(maker.kernel_size), -1)
     return _top(matrix, count).reshape(-1, direct.shape[0], *sizes)
 
 
@@ -132,16 +134,12 @@ def _whole(padding: str | tuple[int, ...]) -> tuple[int, ...]:
     return padding
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
 @register
 class GradMax(FixedMask):
-    """Starts with a part of the channels between two layers and adds the rest during training."""
+    """Grows channels during training, along the top singular vectors of the gradient.
+
+    Starts with a part of the channels between two layers and adds the rest during training.
+    """
 
     about = About(
         name="gradmax",
@@ -150,7 +148,6 @@ class GradMax(FixedMask):
         pruned_gradient="none",
         train_flops="3 f_S, f_S grows with the square of the width",
         reference="Evci et al., GradMax: Growing Neural Networks using Gradient Information, ICLR 2022, arXiv 2201.05125",
-        doc="Grows channels during training, along the top singular vectors of the gradient.",
         budget="budgeted",
     )
 
@@ -346,8 +343,8 @@ class GradMax(FixedMask):
 
     def notes(self, sp: Run) -> list[str]:
         spaces: list[Space] = sp.parts["growth"].spaces
-        pairs = ", ".join(f"{space.maker} to {space.reader}" for space in spaces[:5])
-        return [f"grows the channels from {pairs}{' ...' if len(spaces) > 5 else ''}", *channel_notes(sp.parts["wiring"])]
+        pairs = [f"{space.maker} to {space.reader}" for space in spaces]
+        return [f"grows the channels from {few(pairs)}", *channel_notes(sp.parts["wiring"])]
 
 
 def stop_listening(module: nn.Module) -> None:
@@ -379,8 +376,7 @@ def find_spaces(wiring: Wiring, sp: Run) -> list[Space]:
     for name in sp.layer_order:
         slices = wiring.layers[name]
         for side, table in ((slices.makes, makers), (slices.reads, readers)):
-            ids = None if side is None else slices.dims[side]
-            for channel in () if ids is None else dict.fromkeys(ids[ids >= 0].tolist()):
+            for channel in slices.of(side):
                 table.setdefault(channel, []).append(name)
     found: dict[tuple[str, str], list[int]] = {}
     heads = {channel for ids in wiring.heads.values() for channel in ids.tolist()}

@@ -19,7 +19,10 @@ from autosparse.schedules import cosine_fraction, cubic
 
 @register
 class GraNet(RigL):
-    """Starts sparse; every update prunes globally along a cubic ramp, then drops by |w| and grows by |G| in each layer."""
+    """Prunes from a sparse start to the final sparsity while regrowing by gradient: GMP's step, then RigL's.
+
+    Starts sparse; every update prunes globally along a cubic ramp, then drops by |w| and grows by |G| in each layer.
+    """
 
     about = About(
         name="granet",
@@ -29,7 +32,6 @@ class GraNet(RigL):
         train_flops="(3 f_S(t) dT + 2 f_S(t) + f_D) / (dT + 1)",
         reference="Liu et al., Sparse Training via Boosting Pruning Plasticity with Neuroregeneration, NeurIPS 2021, "
         "arXiv 2106.10404",
-        doc="Prunes from a sparse start to the final sparsity while regrowing by gradient: GMP's step, then RigL's.",
     )
 
     distribution: str = "erk"

@@ -18,7 +18,10 @@ _DENSE_STEPS = 4  # per batch: one for the gradient, three for gradient, its dou
 
 @register
 class GraSP(ScoredMask):
-    """Removes the weights with the highest -w * (H g), which hold the squared gradient norm back or help it least."""
+    """A fixed mask of the largest w * (Hessian * gradient) on a few batches before training.
+
+    Removes the weights with the highest -w * (H g), which hold the squared gradient norm back or help it least.
+    """
 
     about = About(
         name="grasp",
@@ -27,7 +30,6 @@ class GraSP(ScoredMask):
         pruned_gradient="none",
         train_flops="3 f_S, and 12 f_D for every batch scored",
         reference="Wang et al., Picking Winning Tickets Before Training by Preserving Gradient Flow, ICLR 2020",
-        doc="A fixed mask of the largest w * (Hessian * gradient) on a few batches before training.",
     )
 
     temperature: float = 200.0

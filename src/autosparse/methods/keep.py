@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from autosparse.common.words import few
 from autosparse.methods.families.base import About, Run, Traits, require
 from autosparse.methods.families.fixed_mask import FixedMask, set_mask
 from autosparse.methods.registry import register
@@ -13,7 +14,10 @@ from autosparse.methods.registry import register
 
 @register
 class Keep(FixedMask):
-    """The mask is where the weights are not zero when training starts; it never changes."""
+    """Trains a network that is already sparse without losing a zero.
+
+    The mask is where the weights are not zero when training starts.
+    """
 
     about = About(
         name="keep",
@@ -22,7 +26,6 @@ class Keep(FixedMask):
         pruned_gradient="none",
         train_flops="3 f_S",
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NeurIPS 2015",
-        doc="Trains a network that is already sparse without losing a zero.",
         budget="budgeted",
     )
 
@@ -44,4 +47,4 @@ class Keep(FixedMask):
 
     def notes(self, sp: Run) -> list[str]:
         whole = [layer.name for layer in sp.layers if bool(torch.all(layer.active()))]
-        return [f"no zeros to keep in {', '.join(whole[:5])}{' ...' if len(whole) > 5 else ''}"] if whole else []
+        return [f"no zeros to keep in {few(whole)}"] if whole else []

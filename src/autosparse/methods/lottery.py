@@ -12,7 +12,10 @@ from autosparse.methods.registry import register
 
 @register
 class LotteryTicket(MagnitudeRounds):
-    """Train, drop the smallest weights, put weights, norms and optimizer back to the start (or to an early epoch), repeat."""
+    """Iterative magnitude pruning; every round trains the survivors again from their early values.
+
+    Train, drop the smallest weights, put weights, norms and optimizer back to the start (or to an early epoch), repeat.
+    """
 
     about = About(
         name="lottery",
@@ -21,7 +24,6 @@ class LotteryTicket(MagnitudeRounds):
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Frankle and Carbin, The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks, ICLR 2019",
-        doc="Iterative magnitude pruning; every round trains the survivors again from their early values.",
     )
 
     sparsity: float = DEFAULT_SPARSITY

@@ -55,7 +55,7 @@ class SoftPruned(SoftMask):
 
 @register
 class LTP(Method):
-    """Learned thresholds on w^2, soft while they are learned."""
+    """Soft pruning with one learned threshold a layer and an L0 penalty; hard masks at the end."""
 
     about = About(
         name="ltp",
@@ -64,7 +64,6 @@ class LTP(Method):
         pruned_gradient="G sigmoid((w^2 - tau) / T) until the masks are hard",
         train_flops="3 f_D while soft, 3 f_S after",
         reference="Azarian et al., Learned Threshold Pruning, arXiv 2003.00075",
-        doc="Soft pruning with one learned threshold a layer and an L0 penalty; hard masks at the end.",
     )
 
     penalty_weight: float = 1e-5

@@ -17,7 +17,10 @@ from autosparse.methods.registry import register
 
 @register
 class MEST(Budgeted):
-    """EM: prune to S + p, grow to S. EM&S (soft=True): prune to S, grow to S - p. p falls in stages to 0."""
+    """Elastic mutation: prunes by importance, regrows at random, in shrinking amounts.
+
+    EM: prune to S + p, grow to S. EM&S (soft=True): prune to S, grow to S - p. p falls in stages to 0.
+    """
 
     about = About(
         name="mest",
@@ -27,7 +30,6 @@ class MEST(Budgeted):
         train_flops="3 f_S (EM&S: f_S at sparsity S - p until its last stage)",
         reference="Yuan et al., MEST: Accurate and Fast Memory-Economic Sparse Training Framework on the Edge, "
         "NeurIPS 2021, arXiv 2110.14032",
-        doc="Elastic mutation: prunes by importance, regrows at random, in shrinking amounts.",
     )
 
     dense_first: bool | None = True

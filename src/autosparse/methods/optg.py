@@ -37,7 +37,10 @@ class Scored(SparseParametrization):
 
 @register
 class OptG(Method):
-    """Scores learned by gradient; at every epoch's start the globally lowest ones are pruned."""
+    """One learned score per weight, one threshold for the whole network; a sigmoid ramp leads to the given sparsity.
+
+    Scores learned by gradient; at every epoch's start the globally lowest ones are pruned.
+    """
 
     about = About(
         name="optg",
@@ -46,7 +49,6 @@ class OptG(Method):
         pruned_gradient="none (their scores receive G w)",
         train_flops="2 f_S + f_D",
         reference="Zhang et al., OptG: Optimizing Gradient-driven Criteria in Network Sparsity, arXiv 2201.12826",
-        doc="One learned score per weight, one threshold for the whole network; a sigmoid ramp leads to the given sparsity.",
     )
 
     sparsity: float = 0.9

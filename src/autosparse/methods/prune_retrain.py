@@ -20,7 +20,10 @@ RETRAIN_RATE = 0.1  # the paper's: a tenth to a hundredth, depending on the net
 
 @register
 class PruneRetrain(MagnitudeRounds):
-    """Train, drop the smallest weights, train the survivors on; a budget, or a threshold of `quality` standard deviations."""
+    """Magnitude pruning of a trained net, then retraining of the survivors, in one or more rounds.
+
+    Train, drop the smallest weights, train the survivors on; a budget, or a threshold of `quality` standard deviations.
+    """
 
     about = About(
         name="prune_retrain",
@@ -29,7 +32,6 @@ class PruneRetrain(MagnitudeRounds):
         pruned_gradient="none",
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NIPS 2015",
-        doc="Magnitude pruning of a trained net, then retraining of the survivors, in one or more rounds.",
     )
 
     sparsity: float | None = None

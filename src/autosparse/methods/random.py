@@ -9,7 +9,7 @@ from autosparse.methods.registry import register
 
 @register
 class Random(Budgeted):
-    """The mask is drawn before training and never changes."""
+    """A random mask drawn before training, with uniform, ER or ERK densities."""
 
     about = About(
         name="random",
@@ -19,5 +19,4 @@ class Random(Budgeted):
         train_flops="3 f_S",
         reference="Liu et al., The Unreasonable Effectiveness of Random Pruning: Return of the Most Naive Baseline for "
         "Sparse Training, ICLR 2022, arXiv 2202.02643",
-        doc="A random mask drawn before training, with uniform, ER or ERK densities.",
     )

@@ -29,12 +29,13 @@ def register(cls: type[Kind]) -> type[Kind]:
         raise TypeError(f"{cls.__name__} must be a Method with `about = About(name=..., ...)` to be registered")
     for hook in sorted(REMOVED.keys() & vars(cls).keys()):
         raise TypeError(f"{cls.__name__}.{hook} is never called since 0.2: {REMOVED[hook]} took its place")
+    doc = about.doc or (cls.__doc__ or "").partition("\n")[0]
     holder = METHODS.get(about.name)
     if holder is not None and holder.__qualname__ != cls.__qualname__:
         raise ValueError(f"the name {about.name!r} belongs to {holder.__qualname__}; give {cls.__qualname__} another")
     METHODS[about.name] = dataclass(frozen=True, kw_only=True)(cls)
     budget = "budgeted" if any(field.name == "sparsity" for field in dataclasses.fields(cls)) else "learned"
-    cls.about = dataclasses.replace(about, budget=about.budget or budget)
+    cls.about = dataclasses.replace(about, doc=doc, budget=about.budget or budget)
     return cls
 
 

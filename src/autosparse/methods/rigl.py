@@ -12,7 +12,10 @@ from autosparse.methods.registry import register
 
 @register
 class RigL(DropAndGrow):
-    """Every update_every steps: drop by |w|, grow by |G|; pruned weights receive gradients at these steps alone."""
+    """Replaces the smallest weights by those with the largest gradient, every few steps.
+
+    Every update_every steps: drop by |w|, grow by |G|; pruned weights receive gradients at these steps alone.
+    """
 
     about = About(
         name="rigl",
@@ -21,7 +24,6 @@ class RigL(DropAndGrow):
         pruned_gradient="G at update steps (to choose what grows), 0 between",
         train_flops="(3 f_S dT + 2 f_S + f_D) / (dT + 1)",
         reference="Evci et al., Rigging the Lottery: Making All Tickets Winners, ICML 2020, arXiv 1911.11134",
-        doc="Replaces the smallest weights by those with the largest gradient, every few steps.",
     )
 
     when = "before"

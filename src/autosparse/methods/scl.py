@@ -34,7 +34,10 @@ class Connected(SparseParametrization):
 
 @register
 class SCL(Method):
-    """Connections are learned by gradient, against a price on each that falls over training."""
+    """One mask variable per weight with an identity STE; the share of connections is part of the loss.
+
+    Connections are learned by gradient, against a price on each that falls over training.
+    """
 
     about = About(
         name="scl",
@@ -43,7 +46,6 @@ class SCL(Method):
         pruned_gradient="none (their mask variables receive G w)",
         train_flops="2 f_S + f_D",
         reference="Tang et al., Automatic Sparse Connectivity Learning for Neural Networks, arXiv 2201.05020",
-        doc="One mask variable per weight with an identity STE; the share of connections is part of the loss.",
     )
 
     penalty_weight: float = 0.1

@@ -14,7 +14,10 @@ from autosparse.methods.registry import register
 
 @register
 class SET(DropAndGrow):
-    """At the end of every epoch (or every update_every steps) drop_fraction of the weights is replaced at random."""
+    """Replaces the smallest weights by random ones, every epoch.
+
+    At the end of every epoch (or every update_every steps) drop_fraction of the weights is replaced at random.
+    """
 
     about = About(
         name="set",
@@ -24,7 +27,6 @@ class SET(DropAndGrow):
         train_flops="3 f_S",
         reference="Mocanu et al., Scalable training of artificial neural networks with adaptive sparse connectivity "
         "inspired by network science, Nature Communications 9, 2018, arXiv 1707.04780",
-        doc="Replaces the smallest weights by random ones, every epoch.",
     )
 
     distribution: str = "er"

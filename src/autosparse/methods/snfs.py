@@ -20,7 +20,10 @@ FILL = 0.99  # of a layer's free places, so that it does not become dense at onc
 
 @register
 class SNFS(DropAndGrow):
-    """At the end of every epoch: drop by |w| in every layer, share the total by mean |momentum|, grow by |momentum|."""
+    """Moves weights to the layers and places with the largest momentum, every epoch.
+
+    At the end of every epoch: drop by |w| in every layer, share the total by mean |momentum|, grow by |momentum|.
+    """
 
     about = About(
         name="snfs",
@@ -30,7 +33,6 @@ class SNFS(DropAndGrow):
         train_flops="2 f_S + f_D",
         reference="Dettmers and Zettlemoyer, Sparse Networks from Scratch: Faster Training without Losing Performance, 2019, "
         "arXiv 1907.04840",
-        doc="Moves weights to the layers and places with the largest momentum, every epoch.",
     )
 
     drop_fraction: float = 0.5

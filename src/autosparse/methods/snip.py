@@ -14,7 +14,10 @@ from autosparse.methods.registry import register
 
 @register
 class SNIP(ScoredMask):
-    """Keeps the weights whose removal would change the loss most: |dL/dm| = |w * G|, summed over batches, normalised."""
+    """A fixed mask of the largest |w * gradient| on a few batches before training.
+
+    Keeps the weights whose removal would change the loss most: |dL/dm| = |w * G|, summed over batches, normalised.
+    """
 
     about = About(
         name="snip",
@@ -23,7 +26,6 @@ class SNIP(ScoredMask):
         pruned_gradient="none",
         train_flops="3 f_S, and 3 f_D for every batch scored",
         reference="Lee et al., SNIP: Single-shot Network Pruning based on Connection Sensitivity, ICLR 2019",
-        doc="A fixed mask of the largest |w * gradient| on a few batches before training.",
     )
 
     def saliency(self, sp: Run, batches: Iterable[Any], loss_fn: LossFunction | None) -> Scores:

@@ -10,7 +10,10 @@ from autosparse.methods.registry import register
 
 @register
 class ST3(AutoSparse):
-    """AutoSparse with one shared threshold that follows a cubic ramp, rescaled channels and alpha = 1 throughout."""
+    """One soft threshold for all layers on a cubic ramp, straight-through gradients, rescaled channels.
+
+    AutoSparse with one shared threshold that follows a cubic ramp, rescaled channels and alpha = 1 throughout.
+    """
 
     about = About(
         name="st3",
@@ -20,7 +23,6 @@ class ST3(AutoSparse):
         train_flops="2 f_S + f_D",
         reference="Vanderschueren and De Vleeschouwer, Are Straight-Through gradients and Soft-Thresholding all you need for "
         "Sparse Training?, WACV 2023, arXiv 2212.01076",
-        doc="One soft threshold for all layers on a cubic ramp, straight-through gradients, rescaled channels.",
     )
 
     alpha: float | None = 1.0
@@ -42,7 +44,10 @@ class ST3(AutoSparse):
 
 @register
 class ST3GA(ST3):
-    """ST-3 with Gradient Annealing: alpha falls, so the weight gradient becomes sparse as well."""
+    """ST-3 whose gradients of pruned weights are scaled by an annealed alpha.
+
+    As alpha falls, the weight gradient becomes sparse as well.
+    """
 
     about = About(
         name="st3+ga",
@@ -51,7 +56,6 @@ class ST3GA(ST3):
         pruned_gradient="alpha * G, alpha annealed",
         train_flops="2 f_S + f_D while alpha > 0, 3 f_S after",
         reference="ST-3 (WACV 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
-        doc="ST-3 whose gradients of pruned weights are scaled by an annealed alpha.",
     )
 
     schedule: str = "sigmoid-cosine"

@@ -29,7 +29,10 @@ class SparseWeightAndInput(InputBound):
 
 @register
 class SWAT(DenseGradient, Magnitude):
-    """Top-k weights forward, dense activations; dW is taken with the top-k of the inputs and reaches all weights."""
+    """The largest weights forward; the weight gradient uses only the largest activations.
+
+    Top-k weights forward, dense activations; dW is taken with the top-k of the inputs and reaches all weights.
+    """
 
     allocations = (*DISTRIBUTIONS, GLOBAL)
     about = About(
@@ -39,7 +42,6 @@ class SWAT(DenseGradient, Magnitude):
         pruned_gradient="G of the largest activations (alpha * G with ga)",
         train_flops="2 f_S + (1 - S_act) f_D",
         reference="Raihan and Aamodt, Sparse Weight Activation Training, NeurIPS 2020",
-        doc="The largest weights forward; the weight gradient uses only the largest activations.",
     )
 
     activation_sparsity: float | None = None

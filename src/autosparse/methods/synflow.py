@@ -17,7 +17,10 @@ from autosparse.methods.registry import register
 
 @register
 class SynFlow(ScoredMask):
-    """Keeps the weights that carry most flow: |w * dR/dw|, R the summed output of |model| for an input of ones."""
+    """A fixed mask from 100 rounds of scoring without data: round k keeps density^(k/100).
+
+    Keeps the weights that carry most flow: |w * dR/dw|, R the summed output of |model| for an input of ones.
+    """
 
     about = About(
         name="synflow",
@@ -26,7 +29,6 @@ class SynFlow(ScoredMask):
         pruned_gradient="none",
         train_flops="3 f_S, and 3 f_D for one sample per scoring round",
         reference="Tanaka et al., Pruning Neural Networks without Any Data by Conserving Synaptic Flow, NeurIPS 2020",
-        doc="A fixed mask from 100 rounds of scoring without data: round k keeps density^(k/100).",
     )
 
     rounds: int = 100

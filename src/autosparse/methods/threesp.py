@@ -21,7 +21,10 @@ DEFAULT_FLOPS = 0.5
 
 @register
 class ThreeSP(ScoredOnce):
-    """Removes channels with the least |dL/dc| per FLOP, c = 1 a gate on the channel, until the budget is met."""
+    """Removes whole channels before training, those of least sensitivity per FLOP.
+
+    The sensitivity is |dL/dc|, c = 1 a gate on the channel; the least go until the budget is met.
+    """
 
     about = About(
         name="3sp",
@@ -30,7 +33,6 @@ class ThreeSP(ScoredOnce):
         pruned_gradient="none",
         train_flops="3 f_S, and 3 f_D for every batch scored",
         reference="van Amersfoort et al., Single Shot Structured Pruning Before Training, arXiv 2007.00389",
-        doc="Removes whole channels before training, those of least sensitivity per FLOP.",
     )
 
     flops: float | None = None
@@ -72,8 +74,7 @@ class ThreeSP(ScoredOnce):
             raise RuntimeError("the sensitivities of the channels are not finite: look at the loss and the weights")
         if float(scores.sum()) == 0:
             raise RuntimeError("every gradient is 0: the loss does not depend on the channels on these batches")
-        profile = sp.ledger.profile
-        assert profile is not None
+        profile = sp.ledger.known_profile()
         budget = ChannelBudget.of(sp.parts["wiring"], sp.layers, profile)
         numbers = scores.double().cpu().numpy()
         order = np.argsort(numbers / budget.macs_per_channel() if self.per_flop else numbers, kind="stable")

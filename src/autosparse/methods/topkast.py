@@ -92,7 +92,10 @@ class _Power(torch.autograd.Function):
 
 @register
 class TopKAST(DenseGradient, Periodic, Budgeted):
-    """A = the largest weights, B = a larger set: forward W * 1_A, gradient to all of B. TopKAST* is backward_sparsity 0."""
+    """The largest weights forward, a larger set backward; a regulariser makes weights outside compete.
+
+    A = the largest weights, B = a larger set: forward W * 1_A, gradient to all of B. TopKAST* is backward_sparsity 0.
+    """
 
     about = About(
         name="topkast",
@@ -101,7 +104,6 @@ class TopKAST(DenseGradient, Periodic, Budgeted):
         pruned_gradient="G inside the backward set B",
         train_flops="2 f_A + f_B",
         reference="Jayakumar et al., Top-KAST: Top-K Always Sparse Training, NeurIPS 2020",
-        doc="The largest weights forward, a larger set backward; a regulariser makes weights outside compete.",
     )
 
     stores_zeros = False
@@ -159,7 +161,10 @@ class TopKAST(DenseGradient, Periodic, Budgeted):
 
 @register
 class TopKASTPP(TopKAST):
-    """TopKAST* with PowerPropagation: weights are stored as phi with theta = phi |phi|^(a - 1), so large ones learn faster."""
+    """TopKAST on weights stored as their signed root: the rich get richer.
+
+    TopKAST* with PowerPropagation: weights are stored as phi with theta = phi |phi|^(a - 1), so large ones learn faster.
+    """
 
     about = About(
         name="topkast+pp",
@@ -168,7 +173,6 @@ class TopKASTPP(TopKAST):
         pruned_gradient="G * a |phi|^(a-1) inside the backward set B",
         train_flops="2 f_A + f_B",
         reference="Schwarz et al., Powerpropagation: A sparsity inducing weight reparameterisation, NeurIPS 2021",
-        doc="TopKAST on weights stored as their signed root: the rich get richer.",
     )
 
     backward_sparsity: float = 0.0
@@ -177,7 +181,7 @@ class TopKASTPP(TopKAST):
 
 @register
 class TopKASTGA(TopKAST):
-    """TopKAST* with Gradient Annealing: weights of B outside A receive alpha * G, and alpha decays over the epochs."""
+    """TopKAST whose gradients outside the active set are scaled by an annealed alpha."""
 
     about = About(
         name="topkast+ga",
@@ -186,7 +190,6 @@ class TopKASTGA(TopKAST):
         pruned_gradient="alpha * G inside the backward set B, alpha annealed",
         train_flops="2 f_A + f_B while alpha > 0, 3 f_A after",
         reference="Kundu et al., AutoSparse: Towards Automated Sparse Training of Deep Neural Networks, arXiv 2304.06941",
-        doc="TopKAST whose gradients outside the active set are scaled by an annealed alpha.",
     )
 
     backward_sparsity: float = 0.0

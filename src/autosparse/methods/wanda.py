@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from autosparse.common.batches import feed
 from autosparse.common.tensors import top_mask
+from autosparse.common.words import few
 from autosparse.distributions import counts
 from autosparse.layer import Layer, is_transposed_linear
 from autosparse.methods.families.base import About, Run, require
@@ -24,7 +25,9 @@ from autosparse.methods.registry import register
 
 @register
 class Wanda(ScoredMask):
-    """Scores |w| * ||x||, x the inputs that the weight sees over the calibration batches; the best of every row stay.
+    """Prunes a trained network once, by weight times input norm; the zeros stay in later training.
+
+    Scores |w| * ||x||, x the inputs that the weight sees over the calibration batches; the best of every row stay.
 
     Blocks are pruned in the order of the network: the inputs of a block come from the blocks that are pruned already.
     """
@@ -36,7 +39,6 @@ class Wanda(ScoredMask):
         pruned_gradient="none",
         train_flops="3 f_S, and f_D for every calibration batch and block",
         reference="Sun et al., A Simple and Effective Pruning Approach for Large Language Models, ICLR 2024, arXiv 2306.11695",
-        doc="Prunes a trained network once, by weight times input norm; the zeros stay in later training.",
     )
 
     scopes = ("row", "layer")
@@ -54,8 +56,7 @@ class Wanda(ScoredMask):
         others = [layer.name for layer in sp.layers if not all(_has_inputs(place.module) for place in layer.places)]
         require(
             not others,
-            f"wanda scores linear and convolution layers; {', '.join(others[:5])}{' ...' if len(others) > 5 else ''} "
-            "are of other kinds: leave them out with exclude",
+            f"wanda scores linear and convolution layers; {few(others)} are of other kinds: leave them out with exclude",
         )
 
     def start(self, sp: Run) -> None:
@@ -128,8 +129,8 @@ def _squared_inputs(
     missed = [layer.name for layer in block if layer.name not in sums]
     require(
         not missed,
-        f"the calibration batches do not reach {', '.join(missed[:5])}{' ...' if len(missed) > 5 else ''}: "
-        "give batches that use these layers, or leave them out with exclude",
+        f"the calibration batches do not reach {few(missed)}: give batches that use these layers, or leave them out "
+        "with exclude",
     )
     return over_ranks(sums), batch_count
 

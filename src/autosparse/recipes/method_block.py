@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from autosparse.common.words import did_you_mean
+from autosparse.common.words import did_you_mean, few
 from autosparse.recipes.errors import Problems, lines_of
 
 DENSE = "dense"
@@ -149,6 +149,6 @@ def _foreign(name: str, field: str, fields: list[str]) -> str:
     if name == DENSE:
         return f"method.{field}: dense has no fields; leave it out or name a method"
     others = [other for other in method_names() if other not in (DENSE, name) and field in field_names(other)]
-    belongs = f"; it belongs to {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}." if others else ""
+    belongs = f"; it belongs to {few(others, 4)}." if others else ""
     hint = belongs or did_you_mean(field, fields, ".")
     return f"method.{field}: {name} has no such field{hint} Its fields: {', '.join(fields)}"

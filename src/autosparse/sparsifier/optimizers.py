@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from autosparse.common.tensors import whole
 from autosparse.common.warnings import warn
+from autosparse.common.words import few
 
 
 def build_groups(
@@ -61,9 +62,8 @@ def check_optimizers(optimizers: Sequence[Optimizer], thresholds: Mapping[str, n
     trained = {id(parameter) for group in _groups(optimizers) for parameter in group["params"]}
     missing = [name for name, threshold in thresholds.items() if id(threshold) not in trained]
     if missing:
-        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ValueError(
-            f"the optimizer lacks {len(missing)} of {len(thresholds)} learned thresholds ({shown}): "
+            f"the optimizer lacks {len(missing)} of {len(thresholds)} learned thresholds ({few(missing, 3)}): "
             "make it after sparsify, from sp.param_groups(weight_decay=...)"
         )
 

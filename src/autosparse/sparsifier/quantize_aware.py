@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from autosparse.common.batches import feed
 from autosparse.common.modes import same_mode_after
 from autosparse.common.warnings import warn
+from autosparse.common.words import few
 from autosparse.layer import Layer, Place, is_transposed_linear
 from autosparse.quantization import fake
 from autosparse.quantization.ranges import Observer, RangeKind
@@ -75,7 +76,7 @@ def attach(
     if not observed:
         raise ValueError("the calibration batches reach no linear or convolution layer: there is nothing to quantize")
     if unreached:
-        warn(f"calibration does not reach {', '.join(unreached[:5])}{' ...' if len(unreached) > 5 else ''}: left in float")
+        warn(f"calibration does not reach {few(unreached)}: left in float")
     tied = _tied(net, sp)
     for name, (low, high) in observed.items():
         fake.attach_input(places[name].module, low, high)

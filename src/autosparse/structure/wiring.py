@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,15 @@ class Slices:
     reads: int | None  # the dimension along which it reads channels
     makes: int | None  # the dimension along which it makes channels
 
+    def cut(self) -> list[tuple[int, Ids]]:
+        """The dimensions along which it may be cut, with their numbers."""
+        return [(dim, ids) for dim, ids in enumerate(self.dims) if ids is not None]
+
+    def of(self, side: int | None) -> list[int]:
+        """The channels along a dimension, `reads` or `makes`, that may go, each once."""
+        ids = None if side is None else self.dims[side]
+        return [] if ids is None else list(dict.fromkeys(ids[ids >= 0].tolist()))
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -46,9 +56,8 @@ class Wiring:
     def mask(self, name: str, kept: Tensor, shape: Sequence[int]) -> Tensor:
         """The mask of a layer's weight if these channels are kept: a boolean for every channel."""
         mask = torch.ones(tuple(shape), dtype=torch.bool, device=kept.device)
-        for dim, ids in enumerate(self.layers[name].dims):
-            if ids is not None:
-                mask &= along(self.of_slices(kept, ids, True), dim, len(shape))
+        for dim, ids in self.layers[name].cut():
+            mask &= along(self.of_slices(kept, ids, True), dim, len(shape))
         return mask
 
     @staticmethod
@@ -61,11 +70,8 @@ class Wiring:
 
     def shares(self, kept: np.ndarray[Any, Any], name: str) -> float:
         """The share of a layer's products that is left; `kept` may hold shares, too."""
-        share = 1.0
-        for ids in self.layers[name].dims:
-            if ids is not None:
-                share *= float(np.where(ids >= 0, kept[np.maximum(ids, 0)], 1.0).mean())
-        return share
+        shares = (np.where(ids >= 0, kept[np.maximum(ids, 0)], 1.0).mean() for _, ids in self.layers[name].cut())
+        return math.prod(map(float, shares), start=1.0)
 
     # a part of a run: nothing of it changes
 
@@ -94,7 +100,7 @@ def wire(model: nn.Module, layers: Sequence[Layer], example_input: ExampleInput 
     stay = {
         name: _first_reason(graph, keys[name], reasons)
         for name, each in slices.items()
-        if all(ids is None or bool((ids < 0).all()) for ids in each.dims)
+        if all(bool((ids < 0).all()) for _, ids in each.cut())
     }
     if not numbers:
         lines = "; ".join(f"{name}: {reason}" for name, reason in list(stay.items())[:5])

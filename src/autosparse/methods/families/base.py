@@ -28,7 +28,7 @@ class About:
     pruned_gradient: str
     train_flops: str
     reference: str
-    doc: str
+    doc: str = ""  # by default the first line of the class's docstring
     budget: str = ""  # "budgeted" or "learned"; `register` sees by the field `sparsity` which
 
 

@@ -37,9 +37,8 @@ class ChannelBudget:
         """The MACs of a channel in the whole network: its own filters, and its share of the layers that read it."""
         total = np.zeros(self.wiring.count)
         for name, slices in self.wiring.layers.items():
-            for ids in slices.dims:
-                if ids is not None:
-                    np.add.at(total, ids[ids >= 0], self.macs[name] / len(ids))
+            for _, ids in slices.cut():
+                np.add.at(total, ids[ids >= 0], self.macs[name] / len(ids))
         for name, macs in self.products.items():
             ids = self.wiring.heads[name]
             np.add.at(total, ids[ids >= 0], macs / len(ids))
@@ -83,7 +82,7 @@ class ChannelBudget:
         return kept
 
     def _sides(self) -> list[Any]:
-        return [ids for slices in self.wiring.layers.values() for ids in slices.dims if ids is not None]
+        return [ids for slices in self.wiring.layers.values() for _, ids in slices.cut()]
 
 
 def _mean(kept: Flags | Numbers, ids: Any) -> float:

@@ -16,6 +16,7 @@ from autosparse.common.modes import same_mode_after
 from autosparse.common.ranks import ranks
 from autosparse.common.tensors import top_mask
 from autosparse.common.warnings import warn
+from autosparse.common.words import few
 from autosparse.cost.recorder import has_compiled_parts
 from autosparse.distributions import counts
 from autosparse.methods.families.base import Method, Run, require, require_sparsity
@@ -119,7 +120,7 @@ class RankedMask(Method):
         dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
         if dead:
             warn(
-                f"{self.about.name} left no weight in {', '.join(dead[:5])}{' ...' if len(dead) > 5 else ''}: the net may be "
+                f"{self.about.name} left no weight in {few(dead)}: the net may be "
                 "cut in two there. Lower the sparsity, exclude these layers, or use scope='layer'."
             )
 
