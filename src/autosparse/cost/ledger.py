@@ -89,23 +89,12 @@ class Ledger:
         self.dense_steps += count
 
     @property
-    def spent_macs(self) -> float:
-        """MACs spent so far, at one sample per step."""
-        return math.fsum(self._spent(self.known_profile()).values())
-
-    @property
     def train_fraction(self) -> float:
         """Train F: what was spent over what the dense baseline spends; nan before the first step."""
         profile = self.known_profile()
-        spent = math.fsum(self._spent(profile).values())
-        return _ratio(spent, self._baseline() * sum(layer.macs * self._passes(layer) for layer in profile.layers))
-
-    def layer_train_fractions(self) -> dict[str, float]:
-        """Train F of every layer of the profile by itself."""
-        profile = self.known_profile()
-        spent = self._spent(profile)
-        baseline = self._baseline()
-        return {layer.name: _ratio(spent[layer.name], baseline * layer.macs * self._passes(layer)) for layer in profile.layers}
+        steps = self._steps if self.baseline_steps is None else self.baseline_steps
+        baseline = steps * sum(layer.macs * self._passes(layer) for layer in profile.layers)
+        return math.fsum(self._spent(profile).values()) / baseline if baseline else math.nan
 
     def test_fraction(self, densities: Sequence[float]) -> float:
         """Test F: inference MACs at the given densities of the sparsified layers over dense MACs."""
@@ -159,9 +148,6 @@ class Ledger:
             )
         return self.profile
 
-    def _baseline(self) -> int:
-        return self._steps if self.baseline_steps is None else self.baseline_steps
-
     def _passes(self, layer: LayerCost) -> int:
         return _PASSES if self._has_input_gradient(layer) else _PASSES - 1
 
@@ -183,10 +169,6 @@ class Ledger:
                 density_steps += input_gradient
             spent[layer.name] = layer.macs * (density_steps + self.dense_steps * self._passes(layer))
         return spent
-
-
-def _ratio(spent: float, baseline: float) -> float:
-    return spent / baseline if baseline else math.nan
 
 
 def _layer_from(row: Mapping[str, Any]) -> LayerCost:

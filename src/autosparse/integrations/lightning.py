@@ -19,6 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+except ImportError as error:
+    raise ImportError('the Lightning callback needs lightning: pip install "autosparse[lightning]"') from error
+
 from autosparse.integrations.gradients import Gradients
 from autosparse.integrations.lightning_best import compare_at_target, release, warn_if_best_is_before_target
 from autosparse.integrations.lightning_run import EpochLoss, check_plan, plan
@@ -28,12 +34,6 @@ from autosparse.integrations.regroup import move_thresholds
 from autosparse.methods.autotune import AlphaTuner
 from autosparse.methods.families.base import Method
 from autosparse.sparsifier import Sparsifier, sparsify
-
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
-except ImportError as error:
-    raise ImportError('the Lightning callback needs lightning: pip install "autosparse[lightning]"') from error
 
 
 class SparseTraining(Callback):

@@ -7,16 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 from autosparse.common.warnings import warn
 from autosparse.sparsifier import Sparsifier
-
-try:
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-except ImportError as error:
-    raise ImportError('the Lightning callback needs lightning: pip install "autosparse[lightning]"') from error
 
 _TIMES = (None, "epoch", "step")  # a checkpoint that monitors these keeps the newest, not the best
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 
 from autosparse.integrations.loops import check_start
 from autosparse.sparsifier import Sparsifier
-
-try:
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
-except ImportError as error:
-    raise ImportError('the Lightning callback needs lightning: pip install "autosparse[lightning]"') from error
 
 
 def plan(trainer: Trainer, steps: int | None) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from autosparse.compute import activation_sparsity, fused_forward
+from autosparse.compute import fused_forward
 from autosparse.compute.compute import Compute
 from autosparse.cost import Recorder
 from autosparse.layer import Layer
@@ -24,10 +24,7 @@ def finalize_copy(averaged: nn.Module, layers: Sequence[Layer], orders: plain.Or
     model = _copy_inside(averaged, layers)
     copies = [_in_copy(layer, model) for layer in layers]
     masks = [layer.active() for layer in layers]
-    for layer in copies:
-        layer.parametrization.harden(layer.weight())
-        for place in layer.places:
-            activation_sparsity.detach(place.module)
+    plain.harden(copies)
     Compute().choose("dense", copies, model)
     fused_forward.remove(model)
     names = {place.module: place.module_name for layer in layers for place in layer.places}

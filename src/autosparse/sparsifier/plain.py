@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from autosparse.common.tensors import assign, is_sharded, precise, whole
 from autosparse.common.warnings import warn
+from autosparse.compute import activation_sparsity
 from autosparse.layer import Layer
 from autosparse.quantization.fake import plain_entries
 
@@ -76,6 +77,14 @@ def load(model: nn.Module, layers: Sequence[Layer], state_dict: Mapping[str, Ten
 def _belongs(key: str, targets: Mapping[str, Layer]) -> bool:
     prefix, _, rest = key.partition("parametrizations.")
     return bool(rest) and prefix + rest.split(".")[0] in targets
+
+
+def harden(layers: Sequence[Layer]) -> None:
+    """Before the zeros are baked in: fix soft masks, and let inputs be whole again."""
+    for layer in layers:
+        layer.parametrization.harden(layer.weight())
+        for place in layer.places:
+            activation_sparsity.detach(place.module)
 
 
 def bake(layers: Sequence[Layer], orders: Orders, masks: Sequence[Tensor] | None = None) -> None:

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosparse.common.tensors import is_sharded, precise, random_stream, whole
-from autosparse.compute import activation_sparsity
 from autosparse.compute.compute import Compute, LayerPlan
 from autosparse.compute.small_layers import SmallLayers
 from autosparse.cost import Ledger, Profile, Recorder, profile
@@ -360,10 +359,7 @@ class Sparsifier:
         smaller = Smaller(self.example_input if example_input is None else example_input) if shrink else None
         if self._fingerprint:
             self._fingerprint.warn_if_edited(self.model, self.layers, self.step)
-        for layer in self.layers:
-            layer.parametrization.harden(layer.weight())
-            for place in layer.places:
-                activation_sparsity.detach(place.module)
+        plain.harden(self.layers)
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
             self.shrinkage = smaller.of(into) if smaller else None
