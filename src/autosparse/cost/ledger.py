@@ -23,12 +23,7 @@ class Ledger:
     `baseline_steps` is the length of the dense run to compare with; without it, the steps so far.
     """
 
-    def __init__(
-        self,
-        layer_names: Sequence[str],
-        convention: str = "paper",
-        baseline_steps: int | None = None,
-    ) -> None:
+    def __init__(self, layer_names: Sequence[str], convention: str = "paper", baseline_steps: int | None = None) -> None:
         if convention not in _CONVENTIONS:
             raise ValueError(f"convention must be one of {', '.join(_CONVENTIONS)}, not {convention!r}")
         if baseline_steps is not None and baseline_steps < 1:

@@ -64,10 +64,7 @@ def _cell(module: nn.RNNCellBase, data: Tensor, state: Any) -> Iterator[tuple[st
     gates = {nn.LSTMCell: 4, nn.GRUCell: 3}
     rows = module.hidden_size * next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
     yield "weight_ih", Product(_kind(module), samples * rows * module.input_size, data, None)
-    yield (
-        "weight_hh",
-        Product(_kind(module), samples * rows * module.hidden_size, data if hidden is None else hidden, None),
-    )
+    yield "weight_hh", Product(_kind(module), samples * rows * module.hidden_size, data if hidden is None else hidden, None)
 
 
 def _kind(module: nn.Module) -> str:

@@ -299,10 +299,7 @@ GOALS = {goal.field: goal for goal in (SparsityGoal, FlopsGoal, SizeGoal, Latenc
 def goal_of(fields: Mapping[str, Any]) -> SparsityGoal | None:
     """The one goal that is set among a method's fields, checked."""
     given = {name: fields[name] for name in GOALS if fields.get(name) is not None}
-    require(
-        len(given) < 2,
-        f"{' and '.join(given)} both decide how sparse the run becomes: choose one",
-    )
+    require(len(given) < 2, f"{' and '.join(given)} both decide how sparse the run becomes: choose one")
     for name, value in given.items():
         if name == SizeGoal.field:
             return SizeGoal(size.bytes_of(value), fields["precision"])

@@ -39,10 +39,7 @@ class LotteryTicket(MagnitudeRounds):
         return self.sparsity
 
     def check(self, sp: Run) -> None:
-        require(
-            self.rewind_epoch < sp.epochs,
-            f"rewind_epoch = {self.rewind_epoch} lies beyond a round of {sp.epochs} epochs",
-        )
+        require(self.rewind_epoch < sp.epochs, f"rewind_epoch = {self.rewind_epoch} lies beyond a round of {sp.epochs} epochs")
 
     def start(self, sp: Run) -> None:
         super().start(sp)

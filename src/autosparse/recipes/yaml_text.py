@@ -52,10 +52,7 @@ class _Loader(yaml.SafeLoader):
         lines: dict[Any, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode) or key.tag not in (
-                "tag:yaml.org,2002:str",
-                "tag:yaml.org,2002:merge",
-            ):
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
                 raise yaml.MarkedYAMLError(problem=f"line {line}: a key must be a word")
             if key.value in lines and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.MarkedYAMLError(
