@@ -14,7 +14,7 @@ from autosparse.methods.families.drop_grow import replace
 from autosparse.methods.families.fixed_mask import mask_of, set_mask
 from autosparse.methods.registry import register
 from autosparse.methods.rigl import RigL
-from autosparse.schedules import cosine_fraction, cubic
+from autosparse.schedules import cubic
 
 
 @register
@@ -48,10 +48,6 @@ class GraNet(RigL):
             f"start_sparsity = {self.start_sparsity}; allowed: from 0 to the sparsity of {self.sparsity}",
         )
         require(0 < self.ramp_end <= 1, f"ramp_end = {self.ramp_end}; it is a part of the run: 0 < ramp_end <= 1")
-        require(
-            0 <= self.final_drop_fraction <= self.drop_fraction,
-            f"final_drop_fraction = {self.final_drop_fraction}; allowed: 0 to drop_fraction = {self.drop_fraction}",
-        )
 
     def start_budget(self, sp: Run) -> dict[str, int]:
         return self.budget(sp, self.start_sparsity)
@@ -65,10 +61,6 @@ class GraNet(RigL):
 
     def at_target(self, sp: Run) -> bool:
         return sp.step >= self.last_rise(sp)
-
-    def fraction(self, sp: Run) -> float:
-        low = self.final_drop_fraction
-        return low + cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction - low)
 
     def renew(self, sp: Run) -> None:
         fraction, dense = self.fraction(sp), self.dense_inside(sp)

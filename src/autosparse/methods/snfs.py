@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from autosparse.layer import Layer
-from autosparse.methods.families.base import About, Run, require
+from autosparse.methods.families.base import About, Run
 from autosparse.methods.families.drop_grow import DropAndGrow, apportion, drop, grow
 from autosparse.methods.families.fixed_mask import clear_state, mask_of, write_mask
 from autosparse.methods.registry import register
-from autosparse.schedules import cosine_fraction
 
 NEARLY_DENSE = 0.2  # below this sparsity a layer that gains weights loses no more than it has room for
 FILL = 0.99  # of a layer's free places, so that it does not become dense at once
@@ -39,19 +38,8 @@ class SNFS(DropAndGrow):
     final_drop_fraction: float = 0.005
     dense_first: bool | None = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.final_drop_fraction <= self.drop_fraction,
-            f"final_drop_fraction = {self.final_drop_fraction}; allowed: 0 to drop_fraction = {self.drop_fraction}",
-        )
-
     def gate(self, sp: Run) -> float:
         return 1.0
-
-    def fraction(self, sp: Run) -> float:
-        low = self.final_drop_fraction
-        return low + cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction - low)
 
     def after_step(self, sp: Run) -> None:
         if sp.step == 1:

@@ -73,6 +73,8 @@ def apportion(shares: Sequence[float], total: int, capacity: Sequence[int]) -> l
 class DropAndGrow(Budgeted):
     """Every `update_every` steps (None: every epoch) a fraction of each layer's active weights is replaced."""
 
+    final_drop_fraction = 0.0  # methods that offer it make it a field
+
     update_every: int | None = None
     drop_fraction: float = 0.3
     update_end: float = 1.0
@@ -83,6 +85,10 @@ class DropAndGrow(Budgeted):
         require(every is None or every >= 1, f"update_every = {every}; it must be at least 1 step, or None for an epoch")
         require(0 < self.drop_fraction < 1, f"drop_fraction = {self.drop_fraction}; allowed: 0 < drop_fraction < 1")
         require(0 < self.update_end <= 1, f"update_end = {self.update_end}; it is a part of the run: 0 < update_end <= 1")
+        require(
+            0 <= self.final_drop_fraction <= self.drop_fraction,
+            f"final_drop_fraction = {self.final_drop_fraction}; allowed: 0 to drop_fraction = {self.drop_fraction}",
+        )
 
     def check(self, sp: Run) -> None:
         super().check(sp)
@@ -99,8 +105,9 @@ class DropAndGrow(Budgeted):
         return self.update_end * sp.total_steps
 
     def fraction(self, sp: Run) -> float:
-        """The part of the active weights to replace now: f(t) = f0/2 (1 + cos(pi t / T_end))."""
-        return cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction)
+        """The part of the active weights to replace now: f(t) = f1 + (f0 - f1)/2 (1 + cos(pi t / T_end))."""
+        low = self.final_drop_fraction
+        return low + cosine_fraction(sp.step / self.last_update(sp), self.drop_fraction - low)
 
     def drop_scores(self, layer: Layer, sp: Run) -> Tensor:
         return layer.weight().abs()
