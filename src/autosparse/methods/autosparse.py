@@ -26,12 +26,7 @@ from autosparse.methods.target_steering import refresh_reach, start_together
 from autosparse.parametrizations import SoftThreshold
 
 DEFAULT_START_SPARSITY = 0.3
-PRUNE_MORE = (
-    "start sparser (start_sparsity=0.3), raise the threshold decay (autosparse.threshold_decay(total=8, lrs=...)), "
-    "or set target_sparsity"
-)
 UNLEARNED = ("shared", "sigma")  # one threshold for all layers, in units of each layer's spread under "sigma"
-START_GENTLY = "To keep what it has learned, start with start_sparsity=0."
 _ANNEALING = "_annealing"
 MOVES = 1000  # values that alpha takes over a run, at most: a longer run sets its gates every few steps
 
@@ -39,6 +34,13 @@ MOVES = 1000  # values that alpha takes over a run, at most: a longer run sets i
 @dataclass(frozen=True, kw_only=True)
 class LearnedThreshold(Method):
     """What AutoSparse and STR share: a soft threshold g(s) that the loss and its decay move, or a target steers."""
+
+    facts = Traits(
+        shardable=True,
+        start_gently="To keep what it has learned, start with start_sparsity=0.",
+        prune_more="start sparser (start_sparsity=0.3), raise the threshold decay "
+        "(autosparse.threshold_decay(total=8, lrs=...)), or set target_sparsity",
+    )
 
     s_init: float | None = None
     start_sparsity: float | None = None
@@ -106,14 +108,7 @@ class LearnedThreshold(Method):
     def traits(self) -> Traits:
         rises_by_decay = self.g != "identity" and self.threshold not in UNLEARNED and self.goal is None
         decay = None if self.goal is None else 0.0
-        return replace(
-            super().traits,
-            needs_decay=rises_by_decay,
-            learned_decay=decay,
-            shardable=True,
-            prune_more=PRUNE_MORE,
-            start_gently=START_GENTLY,
-        )
+        return replace(super().traits, needs_decay=rises_by_decay, learned_decay=decay)
 
     def check(self, sp: Run) -> None:
         if self.goal is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +95,8 @@ class GDP(Method):
         train_flops="3 f_S",
         reference="Guo et al., GDP: Stabilized Neural Network Pruning via Gates with Differentiable Polarization, ICCV 2021",
     )
+    # the guard holds densities of single weights; here a layer keeps its last channel by itself
+    facts = Traits(learned_decay=0.0, guarded=False, needs_example=True)
 
     penalty_weight: float = 1.0
     flops: float | None = None
@@ -116,11 +117,6 @@ class GDP(Method):
             f"epsilon = {self.epsilon} falls to final_epsilon = {self.final_epsilon}; both above 0, the last not larger",
         )
         require(0 < self.closed_below < 1, f"closed_below = {self.closed_below}; it is a gate's value: above 0 and below 1")
-
-    @property
-    def traits(self) -> Traits:
-        # the guard holds densities of single weights; here a layer keeps its last channel by itself
-        return replace(super().traits, learned_decay=0.0, guarded=False, needs_example=True)
 
     def parts(self, sp: Run) -> dict[str, Stateful]:
         return {"wiring": wire(sp.model, sp.layers, sp.example_input, self.about.name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -150,6 +150,7 @@ class GradMax(FixedMask):
         reference="Evci et al., GradMax: Growing Neural Networks using Gradient Information, ICLR 2022, arXiv 2201.05125",
         budget="budgeted",
     )
+    facts = Traits(needs_example=True)
 
     start_width: float = 0.25
     final_width: float = 1.0
@@ -171,10 +172,6 @@ class GradMax(FixedMask):
         require(self.growths >= 1, f"growths = {self.growths}; it must be at least 1")
         require(self.scale > 0, f"scale = {self.scale}; it must be above 0")
         require(self.epsilon >= 0, f"epsilon = {self.epsilon}; it must be at least 0")
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, needs_example=True)
 
     def parts(self, sp: Run) -> dict[str, Stateful]:
         wiring = wire(sp.model, sp.layers, sp.example_input, self.about.name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from autosparse.common.words import few
@@ -28,10 +26,7 @@ class Keep(FixedMask):
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NeurIPS 2015",
         budget="budgeted",
     )
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, needs_zeros=True)
+    facts = Traits(needs_zeros=True)
 
     def check(self, sp: Run) -> None:
         weights = [layer.weight() for layer in sp.layers if not layer.stored.is_meta]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -65,6 +63,7 @@ class LTP(Method):
         train_flops="3 f_D while soft, 3 f_S after",
         reference="Azarian et al., Learned Threshold Pruning, arXiv 2003.00075",
     )
+    facts = Traits(learned_decay=0.0)
 
     penalty_weight: float = 1e-5
     temperature: float = 1e-3
@@ -116,10 +115,6 @@ class LTP(Method):
             weight = layer.stored if self.penalty_on_weights else layer.stored.detach()
             sums.append(part.soft(weight).sum())
         return self.penalty_weight * torch.stack(sums).sum()
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, learned_decay=0.0)
 
     def passes(self, density: Tensor, sp: Run) -> tuple[Tensor, Tensor, Tensor]:
         density = density if self.is_hard(sp, sp.epoch) else torch.ones_like(density)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -50,6 +48,7 @@ class OptG(Method):
         train_flops="2 f_S + f_D",
         reference="Zhang et al., OptG: Optimizing Gradient-driven Criteria in Network Sparsity, arXiv 2201.12826",
     )
+    facts = Traits(learned_decay=0.0)
 
     sparsity: float = 0.9
     beta: float = 1.0
@@ -121,7 +120,3 @@ class OptG(Method):
         masks = top_of_all([part.score.detach() for part in scored], total - round(sparsity * total))
         for part, mask in zip(scored, masks, strict=True):
             part.mask.copy_(mask)
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, learned_decay=0.0)

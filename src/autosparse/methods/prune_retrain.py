@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -33,6 +31,7 @@ class PruneRetrain(MagnitudeRounds):
         train_flops="3 f_D + sum over rounds of 3 f_S(round)",
         reference="Han et al., Learning both Weights and Connections for Efficient Neural Networks, NIPS 2015",
     )
+    facts = Traits(retrain_rate=RETRAIN_RATE)
 
     sparsity: float | None = None
     quality: float | None = None
@@ -48,10 +47,6 @@ class PruneRetrain(MagnitudeRounds):
         else:
             require(self.quality > 0, f"quality = {self.quality}; it must be above 0")
             require(self.scope == "layer", "quality is a threshold for every layer: it needs scope='layer'")
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, retrain_rate=RETRAIN_RATE)
 
     def final_sparsity(self) -> float:
         assert self.sparsity is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -47,6 +45,7 @@ class SCL(Method):
         train_flops="2 f_S + f_D",
         reference="Tang et al., Automatic Sparse Connectivity Learning for Neural Networks, arXiv 2201.05020",
     )
+    facts = Traits(learned_decay=0.0)
 
     penalty_weight: float = 0.1
     schedule: str = "cosine"
@@ -82,10 +81,6 @@ class SCL(Method):
                 if part.score.grad is not None:
                     _normalize(part.score.grad, layer.channel_dim, sp.gradient_scale())
         return False
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, learned_decay=0.0)
 
 
 def _normalize(gradient: Tensor, channel_dim: int, scale: float) -> None:

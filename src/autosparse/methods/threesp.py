@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ class ThreeSP(ScoredOnce):
         train_flops="3 f_S, and 3 f_D for every batch scored",
         reference="van Amersfoort et al., Single Shot Structured Pruning Before Training, arXiv 2007.00389",
     )
+    facts = Traits(needs_example=True)
 
     flops: float | None = None
     sparsity: float | None = None
@@ -51,10 +51,6 @@ class ThreeSP(ScoredOnce):
             self.flops is None or 0 < self.flops <= 1,
             f"flops = {self.flops}; it is the share of FLOPs that stays: 0 < flops <= 1",
         )
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, needs_example=True)
 
     def parts(self, sp: Run) -> dict[str, Stateful]:
         return {"wiring": wire(sp.model, sp.layers, sp.example_input, self.about.name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -119,6 +119,7 @@ class Method:
     """Base of all methods: frozen dataclasses. What changes over time lives in the memory and the parts of the Sparsifier."""
 
     about: ClassVar[About]
+    facts: ClassVar[Traits] = Traits()  # traits that do not depend on the fields
 
     # Methods that offer these make them fields.
     dense_first = cast("bool | None", False)
@@ -129,7 +130,9 @@ class Method:
 
     @property
     def traits(self) -> Traits:
-        return Traits(dense_ends=(bool(self.dense_first), self.dense_last), guarded=self.about.budget == "learned")
+        is_learned = self.about.budget == "learned"
+        ends = (bool(self.dense_first), self.dense_last)
+        return replace(self.facts, dense_ends=ends, guarded=self.facts.guarded and is_learned)
 
     def check(self, sp: Run) -> None:
         """Refuse a run that this method cannot do; called before anything is attached."""
