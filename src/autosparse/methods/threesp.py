@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autosparse.methods.families.base import About, Run, Stateful, Traits, require, require_sparsity
 from autosparse.methods.families.channel_budget import ChannelBudget
+from autosparse.methods.families.fixed_mask import FixedMask
 from autosparse.methods.families.scored import LossFunction, ScoredOnce, required, summed_gradients
 from autosparse.methods.registry import register
 from autosparse.structure.wiring import Wiring, wire
@@ -19,7 +20,7 @@ DEFAULT_FLOPS = 0.5
 
 
 @register
-class ThreeSP(ScoredOnce):
+class ThreeSP(ScoredOnce, FixedMask):
     """Removes whole channels before training, those of least sensitivity per FLOP.
 
     The sensitivity is |dL/dc|, c = 1 a gate on the channel; the least go until the budget is met.

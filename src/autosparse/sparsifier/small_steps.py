@@ -13,6 +13,7 @@ from autosparse import kernels
 from autosparse.common.ranks import ranks
 from autosparse.compute.small_layers import LEAST_LAYERS, MOST_WEIGHTS, SmallLayers
 from autosparse.cost.recorder import has_compiled_parts
+from autosparse.methods.families.base import Method
 
 if TYPE_CHECKING:
     from autosparse.sparsifier.sparsifier import Sparsifier
@@ -42,7 +43,7 @@ def passes_of_step(sp: Sparsifier) -> Tensor | Sequence[Sequence[float]]:
     if None in counts:
         return torch.stack(sp.method.passes(sp._density(sp.counts()), sp))
     densities = [count / layer.numel for count, layer in zip(counts, sp.layers, strict=True)]  # type: ignore[operator]
-    if sp.method.has_own_passes:
+    if type(sp.method).passes is not Method.passes:
         return torch.stack(sp.method.passes(torch.tensor(densities, dtype=torch.float64), sp))
     floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
     return densities, densities, [*map(max, densities, floors)]

@@ -175,11 +175,6 @@ class Method:
         floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
         return density, density, density.maximum(torch.tensor(floors, dtype=density.dtype, device=density.device))
 
-    @property
-    def has_own_passes(self) -> bool:
-        """Whether it counts its passes in its own way."""
-        return type(self).passes is not Method.passes
-
     def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
         """This method and the fields of a saved one, both with an older version's defaults where the state is of one."""
         return self, saved

@@ -126,8 +126,8 @@ class RankedMask(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredOnce(FixedMask):
-    """A mask chosen once, before training, from what `sp.score(batches, loss_fn)` sees."""
+class ScoredOnce(Method):
+    """For a FixedMask: it is chosen once, before training, from what `sp.score(batches, loss_fn)` sees."""
 
     def start(self, sp: Run) -> None:
         super().start(sp)
@@ -166,7 +166,7 @@ class ScoredOnce(FixedMask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredMask(RankedMask, ScoredOnce):
+class ScoredMask(RankedMask, ScoredOnce, FixedMask):
     """A mask of the highest scores, chosen once."""
 
     sparsity: float = 0.9
