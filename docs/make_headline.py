@@ -31,6 +31,16 @@ def known(panel: dict[str, Any]) -> list[dict[str, Any]]:
     return [bar for bar in panel["bars"] if bar["value"] is not None]
 
 
+def comparable(panel: dict[str, Any]) -> bool:
+    """Whether there is a dense figure, and one of ours beside it."""
+    return {bool(bar.get("ours")) for bar in known(panel)} == {False, True}
+
+
+def number(value: float) -> str:
+    """Three digits, or all those before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
     """The marks of a panel, and where the next one begins."""
     bars = known(panel)
@@ -45,7 +55,7 @@ def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
         marks.append(f'<rect class="{kind}" x="{LEFT}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="3"/>')
         gain = bar.get("ratio", base / bar["value"])
         ratio = "" if bar is bars[0] else f' <tspan class="ratio">{gain:.2f}x</tspan>'
-        marks.append(f'<text x="{LEFT + width + 8:.1f}" y="{middle:g}">{bar["value"]:.3g} {panel["unit"]}{ratio}</text>')
+        marks.append(f'<text x="{LEFT + width + 8:.1f}" y="{middle:g}">{number(bar["value"])} {panel["unit"]}{ratio}</text>')
         y += ROW
     for line, words in enumerate((panel["machine"], panel["command"])):
         marks.append(f'<text class="small" x="0" y="{y + 12 + 17 * line:g}">{escape(words)}</text>')
@@ -58,11 +68,12 @@ def drawing(content: dict[str, Any]) -> str:
     y = 0.0
     spoken = []
     for panel in content["panels"]:
-        if any(bar.get("ours") for bar in known(panel)):
+        if comparable(panel):
             drawn, y = drawn_panel(panel, y)
             marks += drawn
             spoken.append(
-                f"{panel['title']}: " + ", ".join(f"{bar['name']} {bar['value']} {panel['unit']}" for bar in known(panel))
+                f"{panel['title']}: "
+                + ", ".join(f"{bar['name']} {number(bar['value'])} {panel['unit']}" for bar in known(panel))
             )
     label = escape("; ".join(spoken), quote=True)
     size = f'viewBox="0 0 {WIDTH} {y - GAP:g}" width="{WIDTH}" height="{y - GAP:g}"'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 import re
 import runpy
@@ -29,6 +31,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "console", ""}
+CLASSES: dict[str, Any] = {cls.__name__: cls for cls in METHODS.values()}
+METHOD_IN_TEXT = re.compile(rf"`((?:{'|'.join(CLASSES)})\([^`]*\))`")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -147,6 +151,19 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_blocks_say_what_they_are(page: Path) -> None:
     assert {language for _, language, _ in fences(page)} <= LANGUAGES
     assert page.read_text(encoding="utf-8").count("```") == 2 * len(fences(page))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("methods/*.md"))], ids=lambda page: page.name)
+def test_methods_in_sentences_and_tables_take_the_fields_they_are_given(page: Path) -> None:
+    for expression in METHOD_IN_TEXT.findall(page.read_text()):
+        call = ast.parse(expression, mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        fields = {field.name for field in dataclasses.fields(CLASSES[call.func.id])}
+        assert {keyword.arg for keyword in call.keywords} <= fields, expression
+        names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+        if "..." not in expression and names <= set(CLASSES):
+            eval(expression, dict(CLASSES))  # values that are not allowed raise
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

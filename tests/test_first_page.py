@@ -36,11 +36,28 @@ def test_figures_that_do_not_exist_are_left_out() -> None:
     ]
     panel = {"title": "a", "unit": "ms", "machine": "m", "command": "c", "bars": bars}
     empty = {**panel, "title": "nothing yet", "bars": [{"name": "x", "value": 1.0}, {"name": "y", "value": None, "ours": True}]}
-    drawn = HEADLINE["drawing"]({"panels": [panel, empty]})
+    alone = {
+        **panel,
+        "title": "ours alone",
+        "bars": [{"name": "x", "value": None}, {"name": "y", "value": 1234.5, "ours": True}],
+    }
+    drawn = HEADLINE["drawing"]({"panels": [panel, empty, alone]})
     assert drawn.count("<rect") == 2
     assert "4.00x" in drawn
     assert "int8" not in drawn
     assert "nothing yet" not in drawn
+    assert "ours alone" not in drawn
+
+
+def test_all_panels_can_be_filled_in() -> None:
+    content = json.loads(HEADLINE["SOURCE"].read_text(encoding="utf-8"))
+    for panel in content["panels"]:
+        for bar in panel["bars"]:
+            bar["value"] = bar["value"] or 1234.5
+    drawn = HEADLINE["drawing"](content)
+    assert drawn.count("<rect") == sum(len(panel["bars"]) for panel in content["panels"]) == 18
+    assert "1234 s" in drawn
+    assert "e+" not in drawn
 
 
 def test_six_rows_each_with_a_command_that_exists() -> None:

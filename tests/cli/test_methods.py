@@ -42,3 +42,9 @@ def test_one_method_is_described_in_full(capsys: pytest.CaptureFixture[str]) -> 
     for fact in ("2304.06941", "alpha * G", "2 f_S + f_D", "learned budgets, 2023"):
         assert fact in " ".join(text.split())
     assert [one["name"] for one in json.loads(shown(capsys, "rigl", "--json"))] == ["rigl"]
+
+
+def test_authors_are_shortened_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys)
+    assert "Vanderschueren and De ...\n" in text
+    assert "Feather (BMVC 2023)\n" in text

@@ -72,6 +72,18 @@ def test_a_table_has_the_papers_numbers_beside_ours(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("pretend")
+def test_a_row_has_as_many_runs_as_seeds_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("table2", "--seeds", "1", "--out", str(tmp_path)) == 0
+    rows = list(csv.DictReader((tmp_path / "table2.csv").read_text().splitlines()))
+    assert {row["runs"] for row in rows} == {"1"}
+    assert "1 seed" in (tmp_path / "table2.md").read_text()
+    assert sorted(path.name[-5:] for path in (tmp_path / "runs").glob("*-seed?")) == ["seed0"] * 3
+    capsys.readouterr()
+    assert call("table2", "--seeds", "0", "--out", str(tmp_path)) == 2
+    assert "--seeds 0; at least one is needed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("pretend")
 def test_without_its_data_a_table_says_what_to_get_and_the_others_are_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

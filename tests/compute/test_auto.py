@@ -310,6 +310,22 @@ def test_a_run_of_one_epoch_uses_the_kernels_as_soon_as_they_pay(measured: Measu
 
 
 @needs_kernels
+@pytest.mark.usefixtures("measured")
+def test_a_net_that_is_already_sparse_is_on_the_kernels_after_its_first_step() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    weight = model.second[0].weight.data
+    weight *= torch.rand(weight.shape) < 0.1
+    sp = autosparse.sparsify(model, autosparse.Keep(), epochs=1, steps_per_epoch=2)
+    optimizer = torch.optim.SGD(sp.param_groups(), lr=0.05)
+    sp.bind(optimizer)
+    x, y = batch(0)
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert sp.state_dict()["compute"]["passes"]["second.0"] == [True, True, True]
+
+
+@needs_kernels
 def test_times_are_kept_from_the_moment_they_are_taken(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

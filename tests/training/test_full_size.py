@@ -37,7 +37,7 @@ def made_up(data: ImageData | TranslationData) -> Batch:
 
 def build_network(recipe: Recipe) -> nn.Module:
     vocabulary = recipe.data.vocabulary if isinstance(recipe.data, TranslationData) else None
-    return build_named(recipe.model.name, model_arguments(recipe.model, vocabulary, PADDING))
+    return build_named(recipe.model.name, model_arguments(recipe.model, vocabulary, PADDING, {}))
 
 
 def method_of(recipe: Recipe) -> Method | None:

@@ -30,8 +30,13 @@ def run(
     elif name:
         print(about(described[0]))
     else:
-        rows = [[one.name, str(one.year), one.family, one.budget, one.reference.split(",")[0][:AUTHORS]] for one in described]
+        rows = [[one.name, str(one.year), one.family, one.budget, authors(one.reference)] for one in described]
         Table(["name", "year", "family", "budget", "authors"], rows, notes=["", MORE]).show()
+
+
+def authors(reference: str) -> str:
+    """Who stands before the title, in whole words."""
+    return textwrap.shorten(reference.partition(",")[0].partition(" with ")[0], AUTHORS, placeholder=" ...")
 
 
 def about(one: About) -> str:

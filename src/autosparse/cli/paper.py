@@ -10,7 +10,7 @@ Examples:
 
   autosparse paper table1 fig1a fig4
 
-  autosparse paper table4 --set data.path=DIR
+  autosparse paper table4 --seeds 1 --set data.path=DIR
 
   autosparse paper table3 --scale full
 """
@@ -37,6 +37,7 @@ def run(
     settings: list[str] = typer.Option(
         [], "--set", help="A value of the recipes, such as data.path=DIR; at cpu scale table4's."
     ),
+    seeds: int | None = typer.Option(None, help="Runs of every row; 3 at cpu scale, 1 at full scale by default."),
     out: Path | None = typer.Option(None, help="Folder of the tables, figures and runs; runs/paper-SCALE by default."),
     jobs: int | None = typer.Option(None, help="Runs at once; one per core by default, one at a time on a GPU."),
     only_list: bool = typer.Option(False, "--list", help="Say what there is and how many runs are done."),
@@ -47,7 +48,7 @@ def run(
     from autosparse.experiments.progress import progress
     from autosparse.experiments.runner import Interrupted, run_cells
 
-    size = making.choose_scale(scale, settings)
+    size = making.choose_scale(scale, settings, seeds)
     chosen = making.choose_items(items or [])
     folder = out or Path("runs") / f"paper-{size.name}"
     plan = {item: making.cells_of(item, size) for item in chosen}

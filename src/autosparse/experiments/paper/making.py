@@ -47,11 +47,13 @@ def choose_items(names: Sequence[str]) -> list[str]:
     return [item for item in ITEMS if not names or item in names]
 
 
-def choose_scale(name: str, settings: Sequence[str]) -> Scale:
-    """cpu or full, with the user's --set values."""
+def choose_scale(name: str, settings: Sequence[str], seeds: int | None = None) -> Scale:
+    """cpu or full, with the user's --set values and number of seeds."""
     if name not in SCALES:
         raise ValueError(f"--scale {name}; allowed: {', '.join(SCALES)}")
-    return SCALES[name](settings)
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds {seeds}; at least one is needed")
+    return SCALES[name](settings, seeds)
 
 
 def title_of(item: str) -> str:

@@ -24,8 +24,10 @@ class Scale(ABC):
     # of a run whose sparsity follows from the decay of its thresholds; empty where that is the row's own run
     free_suffix: str
 
-    def __init__(self, settings: Sequence[str] = ()) -> None:
+    def __init__(self, settings: Sequence[str] = (), seeds: int | None = None) -> None:
         self.settings = list(settings)
+        if seeds is not None:
+            self.seeds = seeds
 
     @abstractmethod
     def caption(self, networks: Sequence[str], seeds: int) -> str:
