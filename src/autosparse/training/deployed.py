@@ -46,15 +46,21 @@ def deploy_finished(
 def evaluate_deployed(
     folder: Path | str,
     *,
-    precision: str = "float32",
+    precision: str | None = None,
     threads: int = 1,
     beam: int = 4,
     split: str = "test",
     data_path: str | None = None,
 ) -> dict[str, Any]:
-    """Accuracy or BLEU of the deployed model and of the plain one in float32, and milliseconds per sample of both."""
-    name = precision_name(precision, "--precision", SERVED)
+    """Accuracy or BLEU of the deployed model and of the plain one in float32, and milliseconds per sample of both.
+
+    Without a precision it is that of the run's target_latency, else float32.
+    """
     finished = open_finished(Path(folder))
+    method = finished.recipe.method
+    asked = method.get("target_latency")
+    usual = method.get("precision", "float32") if asked is not None else "float32"
+    name = precision_name(usual if precision is None else precision, "--precision", SERVED)
     recipe = with_data(finished.recipe, split, data_path)
     data = held_out_data(finished.folder, recipe)
     batches = data.validation if split == "validation" else data.test
@@ -69,6 +75,8 @@ def evaluate_deployed(
         figures[key]["milliseconds"] = 1e3 * statistics.median(times)
     about = {"run": str(finished.folder.path), "name": recipe.name, "method": recipe.method["name"], "split": split}
     how = {"precision": name, "threads": threads, "samples": batches.samples, "notes": list(served.notes)}
+    if asked is not None and threads == 1 and name == precision_name(usual, "precision", SERVED):
+        how["target_latency"] = asked
     return about | how | figures
 
 
