@@ -322,10 +322,13 @@ def test_a_vision_transformer() -> None:
 def test_models_that_write_tokens_stay_in_float32() -> None:
     model = small("pre").eval()
     source, target = torch.randint(4, 30, (2, 9)), torch.randint(4, 30, (2, 7))
-    with pytest.warns(match="fewer bytes to read"):
+    with pytest.warns(match="tokens are written one at a time"):
         deployed = autosparse.deploy(model, (source, target), threads=1, precision="int8", calibration=[(source, target)])
     assert {layer.precision for layer in deployed.layers()} == {"float32"}
     assert torch.equal(deployed.generate(source, 1, 2, 6), model.generate(source, 1, 2, 6))
+    linears = [layer for layer in deployed.layers() if layer.kind == "linear"]
+    assert linears
+    assert all(layer.precision == "float32" and "float32, since" in layer.reason for layer in linears)
 
 
 def test_few_tokens_use_dense_rows() -> None:

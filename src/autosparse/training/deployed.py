@@ -21,7 +21,7 @@ from autosparse.training.validate import validate
 
 SERVED = ("float32", "bfloat16", "int8", "auto")
 CALIBRATION = 512  # samples of the training data
-ROUNDS = 30
+MOST_ROUNDS, LEAST_ROUNDS, ENOUGH_SECONDS = 400, 30, 0.5
 
 
 def deploy_in(
@@ -69,7 +69,8 @@ def evaluate_deployed(
         served = deploy_finished(finished, sample, name, threads)
         models = {"plain": finished.model.eval(), "deployed": served}
         calls = {key: _call(model, data, sample, split) for key, model in models.items()}
-        seconds = take_turns(calls, ROUNDS, clock=clock_for(threads), before=lambda key: calls[key]())
+        rounds: dict[str, Any] = {"least_rounds": LEAST_ROUNDS, "enough_seconds": ENOUGH_SECONDS}
+        seconds = take_turns(calls, MOST_ROUNDS, clock=clock_for(threads), before=lambda key: calls[key](), **rounds)
         figures = {key: _score(model, data, split, beam) for key, model in models.items()}
     for key, times in seconds.items():
         figures[key]["milliseconds"] = 1e3 * statistics.median(times)
