@@ -183,3 +183,14 @@ def test_int8_engines_give_nearly_the_same_outputs() -> None:
             result: Any = call()
             output = torch.from_numpy(result[0])
             assert float((output - expected).norm() / expected.norm()) < 0.1, name
+
+
+def test_bert_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 30522, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(transformers, "BertConfig", lambda small=transformers.BertConfig: small(**sizes))
+    (tokens,) = bench.example("bert_base", 2)
+    assert tokens.shape == (2, 128)
+    ((_, model),) = bench.contestants("bert_base", [0.9])
+    assert zeros(model) == pytest.approx(0.9, abs=0.02)
+    assert model(tokens).last_hidden_state.shape == (2, 128, 16)

@@ -139,8 +139,9 @@ class TrainBlock(Block):
     compute: Literal["auto", "dense", "sparse"] = Field("auto", description="How sparse layers run on a CPU; auto measures.")
     channels_last: bool = False
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="For several processes; fsdp shards large models.")
-    exchange: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Precision in which ddp's processes on CPUs exchange gradients; bf16 halves the bytes and rounds."
+    exchange: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Precision in which ddp's processes on CPUs exchange gradients; bfloat16 halves the bytes and rounds.",
     )
     sync_batch_norm: bool = Field(
         False, description="Batch norms share their statistics over all processes; torch can do so on GPUs only."
@@ -151,7 +152,7 @@ class TrainBlock(Block):
     dense_beside: bool = Field(False, description="Train the dense model of the same length too, to compare with.")
     score_batches: int = Field(4, ge=1, description="Batches that SNIP, GraSP and SynFlow look at before training.")
 
-    @field_validator("precision", mode="before")
+    @field_validator("precision", "exchange", mode="before")
     @classmethod
     def _other_spellings(cls, value: Any) -> Any:
         return long_spelling(value)
