@@ -154,9 +154,10 @@ def measure(
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
 
-    inputs = example(what, batch, own_batch)
+    check_known(what, own_batch)
     candidates = dict(contestants(what, sparsities))
     (*_, last) = candidates.values()
+    inputs = example(what, batch, own_batch, last)
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
     if translators:
         if tuple(precisions) != ("float32",):
@@ -220,20 +221,25 @@ def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAY
     return model
 
 
-def example(what: str, batch: int, inputs: str | None = None) -> tuple[Tensor, ...]:
+def check_known(what: str, inputs: str | None) -> None:
+    """Refuse a model that is not known, or whose input is not."""
+    if inputs is not None or Path(what).is_dir() or what in (*INPUT_SHAPES, *encoders.NAMES):
+        return
+    if ":" in what:
+        raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
+    known = ", ".join([*INPUT_SHAPES, *encoders.NAMES])
+    raise ValueError(f"{what} is neither a built-in model ({known}), nor module:function, nor the folder of a run")
+
+
+def example(what: str, batch: int, inputs: str | None = None, model: nn.Module | None = None) -> tuple[Tensor, ...]:
     """Inputs of the usual size; of a run, samples of its data; or samples of the user's own module:function."""
     if inputs is not None:
-        return _samples(own_inputs(inputs), batch)
+        return _samples(own_inputs(inputs, model), batch)
     if Path(what).is_dir():
         run = open_finished(Path(what))
         return _samples(next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))[0], batch)
     if what in encoders.NAMES:
         return (encoders.sentences(batch),)
-    if ":" in what:
-        raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
-    if what not in INPUT_SHAPES:
-        known = ", ".join([*INPUT_SHAPES, *encoders.NAMES])
-        raise ValueError(f"{what} is neither a built-in model ({known}), nor module:function, nor the folder of a run")
     if what == "transformer":
         return (torch.randint(3, 30000, (batch, SENTENCE)),)
     return (torch.randn(batch, *INPUT_SHAPES[what]),)
