@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,12 @@ def test_float32_and_decoders_keep_their_attention() -> None:
         transformers.GPT2LMHeadModel(config).eval(), (tokens,), threads=1, precision="int8", calibration=[(tokens,)]
     )
     assert writer.config._attn_implementation == "sdpa"
+
+
+def test_a_loaded_bert_attends_in_the_same_way(tmp_path: Path) -> None:
+    tokens = torch.randint(3, 64, (1, TOKENS))
+    served = autosparse.deploy(bert(), (tokens,), threads=1, precision="int8", calibration=[(tokens,)])
+    served.save(tmp_path / "served")
+    again = autosparse.load_deployed(tmp_path / "served", bert())
+    assert again.config._attn_implementation == served.config._attn_implementation == attention.NAME
+    assert torch.equal(again(tokens).last_hidden_state, served(tokens).last_hidden_state)
