@@ -183,3 +183,30 @@ def test_int8_engines_give_nearly_the_same_outputs() -> None:
             result: Any = call()
             output = torch.from_numpy(result[0])
             assert float((output - expected).norm() / expected.norm()) < 0.1, name
+
+
+def test_bert_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 30522, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(transformers, "BertConfig", lambda small=transformers.BertConfig: small(**sizes))
+    (tokens,) = bench.example("bert_base", 2)
+    assert tokens.shape == (2, 128)
+    ((_, model),) = bench.contestants("bert_base", [0.9])
+    assert zeros(model) == pytest.approx(0.9, abs=0.02)
+    assert model(tokens).last_hidden_state.shape == (2, 128, 16)
+
+
+def test_inputs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_inputs.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, ids, mask, more=None):\n        return ids * mask\n\n"
+        "def batch():\n    return {'mask': torch.ones(2, 3), 'ids': torch.zeros(2, 3)}\n\n"
+        "def gap():\n    return {'ids': torch.zeros(2, 3), 'more': torch.ones(1)}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from named_inputs import Net  # type: ignore[import-not-found]
+
+    ids, mask = bench.example("named_inputs:Net", 2, "named_inputs:batch", Net())
+    assert (float(ids.sum()), float(mask.sum())) == (0, 6)
+    with pytest.raises(ValueError, match="first parameters of forward, which are ids, mask"):
+        bench.example("named_inputs:Net", 2, "named_inputs:gap", Net())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_the_deployed_model_beside_the_plain_one(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "deployed float32" in shown
     assert "ms per sample" in shown
+
+
+def test_a_latency_that_was_asked_for_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("target_sparsity: 0.8", "target_latency: 0.5\n  precision: int8"))
+    assert call("eval", str(run), "--deployed", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["precision"], found["target_latency"]) == ("int8", 0.5)
+    assert call("eval", str(run), "--deployed") == 0
+    assert "0.5 ms asked, " in capsys.readouterr().out
+    assert call("eval", str(run), "--deployed", "--precision", "float32", "--json") == 0
+    assert "target_latency" not in json.loads(capsys.readouterr().out)
 
 
 def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def _group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("_group")
 @pytest.mark.parametrize(
     ("name", "precision", "expected"),
-    [("rigl", "fp32", [None]), ("autosparse", "bf16", [torch.bfloat16]), ("dst", "fp32", [])],
+    [("rigl", "float32", [None]), ("autosparse", "bfloat16", [torch.bfloat16]), ("dst", "fp32", [])],
 )
 def test_gradients_of_pruned_weights_do_not_travel(name: str, precision: str, expected: list[torch.dtype | None]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -36,4 +36,4 @@ def test_gradients_of_pruned_weights_do_not_travel(name: str, precision: str, ex
 
 
 def test_one_process_and_dense_runs_are_left_alone() -> None:
-    exchange_little(nn.Linear(2, 2), None, torch.device("cpu"), "fp32")
+    exchange_little(nn.Linear(2, 2), None, torch.device("cpu"), "float32")

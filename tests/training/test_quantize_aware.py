@@ -73,5 +73,6 @@ def test_precisions_have_two_spellings(fresh_workshop: Workshop) -> None:
     for short, long in (("fp32", "float32"), ("bf16", "bfloat16")):
         for word in (short, long):
             assert load_recipe("tiny.yaml", [f"train.precision={word}"]).train.precision == long
+            assert load_recipe("tiny.yaml", [f"train.exchange={word}"]).train.exchange == long
     with pytest.raises(ValueError, match=r"train\.precision.*float32.*bfloat16"):
         load_recipe("tiny.yaml", ["train.precision=int8"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosparse.bench import encoders
 from autosparse.bench.conditions import conditions
 from autosparse.bench.engines import COMPILED, EAGER, OPENVINO, ORT, PRECISIONS, Call, dense_contestants, repeated, title
 from autosparse.bench.tasks import own_inputs
@@ -153,9 +154,10 @@ def measure(
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
 
-    inputs = example(what, batch, own_batch)
+    check_known(what, own_batch)
     candidates = dict(contestants(what, sparsities))
     (*_, last) = candidates.values()
+    inputs = example(what, batch, own_batch, last)
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
     if translators:
         if tuple(precisions) != ("float32",):
@@ -204,7 +206,8 @@ def zeros(model: nn.Module) -> float:
 def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAYERS) -> nn.Module:
     """A model with the smallest weights of other layers set to zero; batch norms as after some training."""
     torch.manual_seed(0)
-    model = build_named(name, {}, typed=True).eval().requires_grad_(False)
+    named = f"{encoders.__name__}:{name}" if name in encoders.NAMES else name
+    model = build_named(named, {}, typed=True).eval().requires_grad_(False)
     for layer_name, layer in model.named_modules():
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_var is not None
@@ -218,19 +221,25 @@ def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAY
     return model
 
 
-def example(what: str, batch: int, inputs: str | None = None) -> tuple[Tensor, ...]:
+def check_known(what: str, inputs: str | None) -> None:
+    """Refuse a model that is not known, or whose input is not."""
+    if inputs is not None or Path(what).is_dir() or what in (*INPUT_SHAPES, *encoders.NAMES):
+        return
+    if ":" in what:
+        raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
+    known = ", ".join([*INPUT_SHAPES, *encoders.NAMES])
+    raise ValueError(f"{what} is neither a built-in model ({known}), nor module:function, nor the folder of a run")
+
+
+def example(what: str, batch: int, inputs: str | None = None, model: nn.Module | None = None) -> tuple[Tensor, ...]:
     """Inputs of the usual size; of a run, samples of its data; or samples of the user's own module:function."""
     if inputs is not None:
-        return repeated(own_inputs(inputs), batch)
+        return repeated(own_inputs(inputs, model), batch)
     if Path(what).is_dir():
         run = open_finished(Path(what))
         return repeated(next(iter(held_out_data(run.folder, run.recipe).validation.epoch(0)))[0], batch)
-    if ":" in what:
-        raise ValueError(f"the input of {what} is not known; give a function that returns a batch: --inputs module:function")
-    if what not in INPUT_SHAPES:
-        raise ValueError(
-            f"{what} is neither a built-in model ({', '.join(INPUT_SHAPES)}), nor module:function, nor the folder of a run"
-        )
+    if what in encoders.NAMES:
+        return (encoders.sentences(batch),)
     if what == "transformer":
         return (torch.randint(3, 30000, (batch, SENTENCE)),)
     return (torch.randn(batch, *INPUT_SHAPES[what]),)

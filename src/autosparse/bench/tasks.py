@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,15 +67,27 @@ def make_task(what: str, batch: int, tokens: int, image: tuple[int, ...] | None,
     return Task(what, lambda: build.build_named(what, {}, typed=True), (images,), torch.randint(scores.shape[1], (batch,)))
 
 
-def own_inputs(name: str) -> tuple[Tensor, ...]:
-    """The tensors that the user's module:function returns, as positional inputs of a model."""
+def own_inputs(name: str, model: nn.Module | None = None) -> tuple[Tensor, ...]:
+    """The tensors that the user's module:function returns, as positional inputs of a model; for a known one also a mapping."""
     given = build.load_callable(name, typed=True)()
     inputs = (given,) if isinstance(given, Tensor) else given
+    if isinstance(inputs, Mapping) and model is not None:
+        inputs = _in_order(name, inputs, model)
     if not isinstance(inputs, tuple) or not inputs or not all(isinstance(each, Tensor) for each in inputs):
         raise ValueError(
             f"{name} must return a tensor or a tuple of tensors, a batch for the model; got {type(given).__name__}"
         )
     return inputs
+
+
+def _in_order(name: str, named: Mapping[str, Tensor], model: nn.Module) -> tuple[Tensor, ...]:
+    """A mapping as positional inputs: the engines take no others."""
+    parameters = list(inspect.signature(model.forward).parameters)[: len(named)]
+    if set(parameters) != set(named):
+        raise ValueError(
+            f"{name} returns {', '.join(named)}: give the first parameters of forward, which are {', '.join(parameters)}"
+        )
+    return tuple(named[parameter] for parameter in parameters)
 
 
 def _translation_task(what: str, tokens: int) -> Task:

@@ -1,10 +1,10 @@
 """Time inference: ours, torch, and dense onnxruntime and OpenVINO with the same threads, in turn in one process.
 
-WHAT is a built-in model, pruned here by magnitude (uniformly, all but the stem, depthwise layers and the classifier), your
-own module:function with --inputs, pruned likewise, or the folder of a finished run, taken as it is. On one thread processor
-time is measured, on more the wall clock; ratios are of the least times. Transformers are timed translating greedily, a token
-at a time, with the vocabulary layer dense as recipes leave it, and pruned like the rest. What is measured of a run goes into
-its bench.json, where its model card finds it.
+WHAT is a built-in model, or bert_base (128 tokens; needs transformers), pruned here by magnitude (uniformly, all but the stem,
+depthwise layers and the classifier), your own module:function with --inputs, pruned likewise, or the folder of a finished run,
+taken as it is. On one thread processor time is measured, on more the wall clock; ratios are of the least times. Transformers
+are timed translating greedily, a token at a time, with the vocabulary layer dense as recipes leave it, and pruned too. What is
+measured of a run goes into its bench.json, where its model card finds it.
 
 With --precision int8 or bfloat16 the dense engines compute so too: onnxruntime int8 (static, per channel, calibrated), OpenVINO
 int8 and bfloat16, torch under bfloat16 autocast. Engines that are not installed are named and left out.
@@ -16,6 +16,8 @@ Examples:
   autosparse bench infer mynet:build --inputs mynet:batch --batch 8
 
   autosparse bench infer resnet50 --precision float32,int8 --batch 1 --threads 1
+
+  autosparse bench infer bert_base --sparsity 0.9 --precision int8 --batch 1 --threads 1 --no-compile
 
   autosparse bench infer runs/digits
 """

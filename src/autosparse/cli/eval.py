@@ -31,7 +31,9 @@ def run(
     data: str | None = typer.Option(None, "--data", help="Where the data lies now, instead of the recipe's path or hub name."),
     checkpoint: str | None = typer.Option(None, help="best or last, instead of the finished model."),
     deployed: bool = typer.Option(False, "--deployed", help="Deploy the model, and show it beside the plain one in float32."),
-    precision: str | None = typer.Option(None, help="Of the deployed model: float32 (the default), bfloat16, int8 or auto."),
+    precision: str | None = typer.Option(
+        None, help="Of the deployed model: float32, bfloat16, int8 or auto; by default that of target_latency."
+    ),
     threads: int = typer.Option(1, min=1, help="Threads of the deployed model."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     allow_code: list[str] = ALLOW_CODE,
@@ -46,9 +48,7 @@ def run(
             raise ValueError("--deployed takes the finished model: leave --checkpoint out")
         from autosparse.training.deployed import evaluate_deployed
 
-        figures = evaluate_deployed(
-            folder, precision=precision or "float32", threads=threads, beam=beam, split=split, data_path=data
-        )
+        figures = evaluate_deployed(folder, precision=precision, threads=threads, beam=beam, split=split, data_path=data)
         text = as_table(figures)
     else:
         figures = evaluate(folder, beam=beam, split=split, data_path=data, checkpoint=checkpoint)
@@ -67,6 +67,9 @@ def as_table(figures: dict[str, Any]) -> str:
             plain, deployed = (form.format(figures[key][name]) for key in ("plain", "deployed"))
             label = "ms per sample" if name == "milliseconds" else name.replace("_", " ")
             lines.append(f"  {label:<15} {plain:>15} {deployed:>20}")
+    if "target_latency" in figures:
+        asked, measured = figures["target_latency"], figures["deployed"]["milliseconds"]
+        lines.append(f"  target_latency  {asked:g} ms asked, {measured:.3f} ms measured: {measured / asked - 1:+.1%}")
     return "\n".join(lines + [f"  note: {note}" for note in figures["notes"]])
 
 

@@ -135,8 +135,9 @@ class TrainBlock(Block):
     compute: Literal["auto", "dense", "sparse"] = Field("auto", description="How sparse layers run on a CPU; auto measures.")
     channels_last: bool = False
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="For several processes; fsdp shards large models.")
-    exchange: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Precision in which ddp's processes on CPUs exchange gradients; bf16 halves the bytes and rounds."
+    exchange: Annotated[Literal["float32", "bfloat16"], BeforeValidator(long_spelling)] = Field(
+        "float32",
+        description="Precision in which ddp's processes on CPUs exchange gradients; bfloat16 halves the bytes and rounds.",
     )
     sync_batch_norm: bool = Field(
         False, description="Batch norms share their statistics over all processes; torch can do so on GPUs only."

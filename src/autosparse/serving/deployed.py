@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autosparse.kernels.library import Engine
 from autosparse.serving.example import Example
 from autosparse.serving.linear import PackedLinear
+from autosparse.serving.linear_times import seconds_of_linears
 from autosparse.serving.native import LayerChoice, NativeModule, NativeRegion
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Deployed(nn.Module):
         raise RuntimeError("a deployed model stays on the CPU in float32; move or cast the plain model instead")
 
     def layers(self, *inputs: Any, **named: Any) -> list[LayerChoice]:
-        """How every layer is computed, and why torch computes it; given inputs, measured while they pass the native regions.
+        """How every layer is computed, and why torch computes it; given inputs, measured while they pass.
 
         Inputs are given as to the model itself, or as one mapping of keyword arguments.
         """
@@ -90,16 +91,23 @@ class Deployed(nn.Module):
             assert isinstance(region, NativeRegion)
             choices.extend(region.choices(list(values)))
 
-        regions = [part for part in self.modules() if isinstance(part, NativeRegion)] if inputs or named else []
-        handles = [region.register_forward_pre_hook(record) for region in regions]
-        try:
-            if handles:
-                mapping = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-                Example.of(inputs[0] if mapping else Example(inputs, named)).run(self)
-        finally:
-            for handle in handles:
-                handle.remove()
-        choices += [part.choice() for part in self.modules() if isinstance(part, PackedLinear)]
+        seconds: dict[PackedLinear, float] = {}
+        if inputs or named:
+            mapping = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+            example = Example.of(inputs[0] if mapping else Example(inputs, named))
+            seconds = seconds_of_linears(self, lambda: example.run(self), self.threads)
+            regions = [part for part in self.modules() if isinstance(part, NativeRegion)]
+            handles = [region.register_forward_pre_hook(record) for region in regions]
+            try:
+                if handles:
+                    example.run(self)
+            finally:
+                for handle in handles:
+                    handle.remove()
+        for part in self.modules():
+            if isinstance(part, PackedLinear):
+                taken = seconds.get(part)
+                choices.append(replace(part.choice(), microseconds=None if taken is None else 1e6 * taken))
         return choices + (self.prepared.served.in_torch if self.prepared is not None else [])
 
 

@@ -100,7 +100,7 @@ def _about(served: Served, engine: Engine, precision: str) -> list[str]:
     if precision == "bfloat16" and engine.halves is None:
         return ["this processor multiplies no bfloat16 (avx512_bf16): float32 is used"]
     if writes_tokens(served.module):
-        return [f"linear layers are not in {precision}: for single tokens, non-zeros with a bitmask are fewer bytes to read"]
+        return [f"linear layers are not in {precision}, since tokens are written one at a time: layers() says more of each"]
     if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
         return [f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be"]
     off = served.route.calibration.difference

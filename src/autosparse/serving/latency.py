@@ -20,7 +20,6 @@ from autosparse.methods.latency import DENSITIES, LatencyTable
 from autosparse.serving.deployed import Deployed
 from autosparse.serving.deployment import deploy, with_threads
 from autosparse.serving.example import Example
-from autosparse.serving.linear import PackedLinear
 from autosparse.sparsifier import Sparsifier
 
 MOST_ROUNDS, LEAST_ROUNDS, ENOUGH_SECONDS = 400, 10, 0.5
@@ -84,35 +83,7 @@ def _milliseconds(deployed: Deployed, example: Example) -> tuple[float, float, d
 
     rounds: dict[str, Any] = {"least_rounds": LEAST_ROUNDS, "enough_seconds": ENOUGH_SECONDS}
     seconds = take_turns({"": call}, MOST_ROUNDS, clock=clock_for(1), before=lambda _: call(), **rounds)[""]
-    parts = _linears(deployed, call)
-    for row in deployed.layers(*inputs.args, **inputs.named):
-        if row.microseconds is not None:  # a depthwise convolution is computed on the way to the pointwise one after it
-            parts[row.name.split(" + ")[-1]] = row.microseconds / 1e3
+    rows = deployed.layers(*inputs.args, **inputs.named)
+    # a depthwise convolution is computed on the way to the pointwise one after it
+    parts = {row.name.split(" + ")[-1]: row.microseconds / 1e3 for row in rows if row.microseconds is not None}
     return 1e3 * min(seconds), 1e3 * statistics.median(seconds), parts
-
-
-def _linears(deployed: Deployed, call: Any) -> dict[str, float]:
-    """Milliseconds of the linear layers, which are modules of their own; those that are called more than once add up."""
-    layers = [part for part in deployed.modules() if isinstance(part, PackedLinear)]
-    clock, began, spent = clock_for(1), {}, dict.fromkeys(layers, 0.0)
-
-    def before(layer: nn.Module, _: Any) -> None:
-        began[layer] = clock()
-
-    def after(layer: nn.Module, _: Any, __: Any) -> None:
-        assert isinstance(layer, PackedLinear)
-        spent[layer] += clock() - began[layer]
-
-    least = dict.fromkeys(layers, math.inf)
-    handles = [
-        hook for layer in layers for hook in (layer.register_forward_pre_hook(before), layer.register_forward_hook(after))
-    ]
-    try:
-        for _ in range(LEAST_ROUNDS):
-            spent.update(dict.fromkeys(layers, 0.0))
-            call()
-            least = {layer: min(least[layer], spent[layer]) for layer in layers}
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {layer.name: 1e3 * seconds for layer, seconds in least.items()}

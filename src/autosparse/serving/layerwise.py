@@ -16,6 +16,7 @@ from autosparse.serving.kinds import as_linear, is_convolution, is_linear
 from autosparse.serving.linear import PackedLinear
 from autosparse.serving.native import NativeRegion
 from autosparse.serving.preparation import Preparation
+from autosparse.serving.quantized.attention import use_narrow_attention
 from autosparse.serving.quantized.calibration import Calibration, ObservedInput, Quantization, observe_modules
 from autosparse.serving.quantized.capture import byte_linear
 from autosparse.serving.quantized.linear import FEWEST_FOR_QUADS
@@ -23,6 +24,7 @@ from autosparse.serving.reasons import computed_by, not_called
 from autosparse.serving.rewrite import captured
 from autosparse.serving.signature import CannotCaptureError
 
+FLOAT_BYTES, BITMASK_BYTES = 4, 1 / 8
 READ_BY_PARENT = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
@@ -61,12 +63,16 @@ def replace_layers(model: nn.Module, example: Example, preparation: Preparation,
             if layer in inputs and packed[layer].usable and _many(tokens) and not is_tied(model, layer):
                 packed[layer] = byte_linear(name, as_linear(layer), inputs[layer], preparation, preparation.engine)
                 tokens = tokens[1:]
+            elif quantization is not None and quantization.precision == "int8":
+                packed[layer].why_float = _why_float(packed[layer], model, name in quantization.keep, is_tied(model, layer))
             preparation.choices.linear(packed[layer], tokens, preparation.hot)
         setattr(parent, leaf, packed[layer])
+    if inputs:
+        use_narrow_attention(model, preparation.engine)
 
 
 def writes_tokens(model: nn.Module) -> bool:
-    """Whether a model decodes token by token: float32 non-zeros with a bitmask are then fewer bytes to read than int8."""
+    """Whether a model decodes token by token: then its linear layers stay in float32, where few non-zeros are few bytes."""
     return callable(getattr(model, "generate", None))
 
 
@@ -83,6 +89,20 @@ def _inputs(
     inputs = observe_modules(model, linears, quantization.batches, quantization.observer)
     calibration.ranges.update({linears[layer]: read.range for layer, read in inputs.items()})
     return inputs
+
+
+def _why_float(layer: PackedLinear, model: nn.Module, kept: bool, tied: bool) -> str:
+    """Why a linear layer is not in int8."""
+    if kept or tied:
+        return "float32, since " + ("the score needs it" if kept else "another module holds the same weight")
+    few = (
+        "tokens are written one at a time"
+        if writes_tokens(model)
+        else f"it reads fewer than {FEWEST_FOR_QUADS} tokens at a time"
+    )
+    sparse = BITMASK_BYTES + FLOAT_BYTES * layer.density
+    rest = f"its non-zeros with a bitmask are {sparse:.2f} bytes per weight" if sparse < 1 else "sums stay exact"
+    return f"float32, since {few}, and {rest}"
 
 
 def _many(tokens: list[int]) -> bool:

@@ -61,6 +61,7 @@ class PackedLinear(NativeModule):
         self.weight, self.bias = layer.weight, layer.bias
         self.join = join  # adds `other` in torch
         self.rank = rank  # dimensions of the input, where a batch norm was folded for them
+        self.why_float = ""  # though int8 was asked for
         self.density = float((layer.weight != 0).sum()) / max(layer.weight.numel(), 1)
         # whether the native engine can compute it
         parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
@@ -218,7 +219,8 @@ class PackedLinear(NativeModule):
         """How the measured numbers of tokens are computed."""
         ways = sorted(self.measured.items())
         how = ", ".join(f"{way} for {tokens}" for tokens, way in ways)
-        reason = self._why_torch() if all(way == TORCH for _, way in ways) else ""
+        reasons = [self._why_torch() if all(way == TORCH for _, way in ways) else "", self.why_float]
+        reason = "; ".join(filter(None, reasons))
         return LayerChoice(self.name, "linear", self.weight.numel(), self.density, how or TORCH, reason=reason)
 
     def _why_torch(self) -> str:

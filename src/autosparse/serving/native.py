@@ -44,7 +44,7 @@ class LayerChoice:
     density: float
     how: str
     microseconds: float | None = None
-    reason: str = ""  # why torch computes it
+    reason: str = ""  # why torch computes it, or why in float32 though int8 was asked for
     precision: str = "float32"
     range: tuple[float, float] | None = None  # that the bytes of its input cover
     error: float | None = None  # of its result on the example, relative to the result's length

@@ -21,7 +21,7 @@ from autosparse.training.validate import validate
 
 SERVED = ("float32", "bfloat16", "int8", "auto")
 CALIBRATION = 512  # samples of the training data
-ROUNDS = 30
+MOST_ROUNDS, LEAST_ROUNDS, ENOUGH_SECONDS = 400, 30, 0.5
 
 
 def deploy_in(
@@ -46,15 +46,21 @@ def deploy_finished(
 def evaluate_deployed(
     folder: Path | str,
     *,
-    precision: str = "float32",
+    precision: str | None = None,
     threads: int = 1,
     beam: int = 4,
     split: str = "test",
     data_path: str | None = None,
 ) -> dict[str, Any]:
-    """Accuracy or BLEU of the deployed model and of the plain one in float32, and milliseconds per sample of both."""
-    name = precision_name(precision, "--precision", SERVED)
+    """Accuracy or BLEU of the deployed model and of the plain one in float32, and milliseconds per sample of both.
+
+    Without a precision it is that of the run's target_latency, else float32.
+    """
     finished = open_finished(Path(folder))
+    method = finished.recipe.method
+    asked = method.get("target_latency")
+    usual = method.get("precision", "float32") if asked is not None else "float32"
+    name = precision_name(usual if precision is None else precision, "--precision", SERVED)
     recipe = with_data(finished.recipe, split, data_path)
     data = held_out_data(finished.folder, recipe)
     batches = data.validation if split == "validation" else data.test
@@ -63,12 +69,15 @@ def evaluate_deployed(
         served = deploy_finished(finished, sample, name, threads)
         models = {"plain": finished.model.eval(), "deployed": served}
         calls = {key: _call(model, data, sample, split) for key, model in models.items()}
-        seconds = take_turns(calls, ROUNDS, clock=clock_for(threads), before=lambda key: calls[key]())
+        rounds: dict[str, Any] = {"least_rounds": LEAST_ROUNDS, "enough_seconds": ENOUGH_SECONDS}
+        seconds = take_turns(calls, MOST_ROUNDS, clock=clock_for(threads), before=lambda key: calls[key](), **rounds)
         figures = {key: _score(model, data, split, beam) for key, model in models.items()}
     for key, times in seconds.items():
         figures[key]["milliseconds"] = 1e3 * statistics.median(times)
     about = {"run": str(finished.folder.path), "name": recipe.name, "method": recipe.method["name"], "split": split}
     how = {"precision": name, "threads": threads, "samples": batches.samples, "notes": list(served.notes)}
+    if asked is not None and threads == 1 and name == precision_name(usual, "precision", SERVED):
+        how["target_latency"] = asked
     return about | how | figures
 
 

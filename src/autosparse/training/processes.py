@@ -122,7 +122,7 @@ def exchange_little(runner: nn.Module, sp: Sparsifier | None, device: torch.devi
     if sp is None or device.type != "cpu" or has_penalty(sp.method):
         return
     if isinstance(runner, nn.parallel.DistributedDataParallel):
-        sp.communication_hook(runner, torch.bfloat16 if precision == "bf16" else None)
+        sp.communication_hook(runner, torch.bfloat16 if precision == "bfloat16" else None)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
