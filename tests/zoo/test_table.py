@@ -67,6 +67,7 @@ def test_finished_cells_are_kept_and_others_run_again(tmp_path: Any) -> None:
     assert Results(results.path).is_finished(cell, "1")
     assert not Results(results.path).is_finished(cell, "2"), "the sources have changed"
     assert Results(results.path).is_finished(cell, None)
+    assert Results(results.path).records[cell.member, cell.variant]["first"] == {"trains": "no"}
 
 
 @pytest.mark.skipif(is_usable(), reason="torchvision is installed")
