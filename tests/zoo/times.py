@@ -30,18 +30,19 @@ from .results import ROOT
 
 WORKING = ROOT / "build" / "zoo" / "times.json"
 RAMP, TARGET = 0.3, 0.9  # zeros at the start of a run, and at its end
+DECAY = 1e-8  # on both sides: it is a pass over all weights
 STEPS_BEFORE = 3  # the planner measures in the first of them
 
 
 def plain_step(task: Task, precision: str) -> Callable[[], None]:
-    return partial(_step, task, torch.optim.SGD(task.model.parameters(), lr=1e-4, momentum=0.9), precision)
+    return partial(_step, task, torch.optim.SGD(task.model.parameters(), lr=1e-4, momentum=0.9, weight_decay=DECAY), precision)
 
 
 def sparse_step(task: Task, precision: str, sparsity: float) -> tuple[Callable[[], None], autosparse.Sparsifier]:
     """Steps at one sparsity, which a tiny learning rate leaves as it is; alpha is above 0 during the ramp only."""
     method = AutoSparse(alpha=0.75 if sparsity == RAMP else 0.0, schedule="constant", start_sparsity=sparsity)
     sp = autosparse.sparsify(task.model, method, epochs=100, steps_per_epoch=1000)
-    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=1e-8), lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=DECAY), lr=1e-4, momentum=0.9)
     sp.bind(optimizer)
     return partial(_step, task, optimizer, precision), sp
 
