@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autosparse import kernels
 from autosparse.functional import soft_threshold
-from autosparse.kernels.memory import LEAST_KEPT, _effective_pages
+from autosparse.kernels.memory import LEAST_KEPT, kept_bytes
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs the kernels")
 LARGE, SMALL = (2, LEAST_KEPT // 2), (2, LEAST_KEPT // 2 - 1)
@@ -86,17 +86,17 @@ def test_other_memory_orders_and_weights_that_grow() -> None:
 
 def test_nothing_is_kept_of_small_weights_without_gradients_and_after_the_weight() -> None:
     gc.collect()
-    before = len(_effective_pages)
+    before = kept_bytes()
     weight, small = weight_of(), weight_of(SMALL)
     soft_threshold(small, 0.5)
     with torch.no_grad():
         soft_threshold(weight, 0.5)
-    assert len(_effective_pages) == before
+    assert kept_bytes() == before
     soft_threshold(weight, 0.5)
-    assert len(_effective_pages) == before + 1
+    assert kept_bytes() == before + weight.nbytes
     del weight
     gc.collect()
-    assert len(_effective_pages) == before
+    assert kept_bytes() == before
 
 
 def test_threads_never_share_memory() -> None:

@@ -7,16 +7,20 @@ from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
+from autosparse.kernels.memory import kept_bytes
+
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Bytes beyond what was alive before the call, from torch's own record of its allocations."""
+    """Bytes beyond what was alive before the call: torch's own record of its allocations, and what our kernels keep besides."""
     gc.collect()
+    kept_before = kept_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        kept = call()
+        result = call()
     level = highest = 0
     for event in trace.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             level += event.nbytes()
             highest = max(highest, level)
-    del kept
+    highest += max(0, kept_bytes() - kept_before)
+    del result
     return highest

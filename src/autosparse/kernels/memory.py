@@ -143,6 +143,11 @@ def kept_like(weight: nn.Parameter) -> Tensor:
     return flat.as_strided(weight.shape, torch.empty_like(weight, device="meta").stride())
 
 
+def kept_bytes() -> int:
+    """The memory of effective weights that are kept now, which torch's records of its allocations do not show."""
+    return sum(map(len, _effective_pages.values()))
+
+
 def release() -> None:
     """Free the scratch memory of the calling thread: after a pass much larger than those to come."""
     vars(_local).clear()
