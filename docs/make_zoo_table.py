@@ -195,20 +195,15 @@ def gather(paths: Iterable[Path]) -> dict[str, Any]:
     from tests.zoo.member import LIBRARIES
     from tests.zoo.plan import plan
 
-    planned = plan(LIBRARIES)
+    planned, shown = plan(LIBRARIES), json.loads(DATA.read_text(encoding="utf-8"))
+    records = [record for record in shown["records"] if record["library"] == LATER]  # they are run once
+    records += [record for path in paths for record in json.loads(path.read_text(encoding="utf-8"))]
     known = {}
-    for record in (record for path in paths for record in json.loads(path.read_text(encoding="utf-8"))):
+    for record in records:
         known[record["library"], record["member"], record["variant"]] = {name: record[name] for name in KEPT if name in record}
     later = [record for record in known.values() if record["library"] == LATER]
-    return {"planned": planned, "records": [known[cell] for cell in planned if cell in known] + later, "times": _measured()}
-
-
-def _measured() -> dict[str, Any]:
-    """What `make zoo-times` left, or what the page shows already."""
-    file, key = (TIMES, None) if TIMES.exists() else (DATA, "times")
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    measured: dict[str, Any] = known if key is None else known.get(key, {})
-    return measured
+    times = json.loads(TIMES.read_text(encoding="utf-8")) if TIMES.exists() else shown.get("times", {})
+    return {"planned": planned, "records": [known[cell] for cell in planned if cell in known] + later, "times": times}
 
 
 def main(paths: list[Path]) -> None:
