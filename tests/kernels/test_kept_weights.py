@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autosparse import kernels
+import autosparse
+from autosparse import AutoSparse, kernels
 from autosparse.functional import soft_threshold
 from autosparse.kernels.memory import LEAST_KEPT, kept_bytes
 
@@ -117,3 +118,17 @@ def test_threads_never_share_memory() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_layers_on_the_kernels_keep_nothing() -> None:
+    gc.collect()
+    before = kept_bytes()
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    sp = autosparse.sparsify(model, AutoSparse(start_sparsity=0.9), epochs=1, steps_per_epoch=9)
+    x = torch.randn(8, 512)
+    sp.compute("dense")
+    model(x).sum().backward()
+    assert kept_bytes() == before + 2 * 4 * 512 * 512
+    sp.compute("sparse")
+    model(x).sum().backward()
+    assert kept_bytes() == before

@@ -136,11 +136,23 @@ def kept_like(weight: nn.Parameter) -> Tensor:
     """
     # taken out meanwhile, so that two threads never get the same pages
     pages = _effective_pages.pop(weight, None)
+    if getattr(_local, "is_brief", False):
+        return torch.empty_like(weight)
     if pages is None or len(pages) != weight.nbytes or sys.getrefcount(pages) > _UNUSED:
         pages = _new_pages(weight.nbytes)
     flat = torch.frombuffer(pages, dtype=weight.dtype)  # refers to the pages as long as its memory is used
     _effective_pages[weight] = pages
     return flat.as_strided(weight.shape, torch.empty_like(weight, device="meta").stride())
+
+
+def read_briefly(module: nn.Module) -> Tensor:
+    """A module's weight for kernels that drop it before the backward pass: its memory is given back."""
+    _local.is_brief = True
+    try:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+    finally:
+        _local.is_brief = False
+    return weight
 
 
 def kept_bytes() -> int:
