@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from .member import LATER
 from .members import members_of
 from .plan import COMPILED, EVERYWHERE, PRECISIONS, PROCESSES, CellName, variants_of
 from .results import ROOT, Results
@@ -51,7 +52,7 @@ def test_the_page_follows_the_plan(library: str) -> None:
 
 
 def test_half_of_the_convolutional_members_run_kernels_and_fused_steps() -> None:
-    records = results()["records"]
+    records = [record for record in results()["records"] if record["library"] != LATER]
     firsts = [record for record in records if record["variant"] == EVERYWHERE[0] and record["family"] == "convolution"]
     running = [record for record in firsts if record.get("passes") and record.get("fused")]
     assert 2 * len(running) >= len(firsts)

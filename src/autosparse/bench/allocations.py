@@ -17,7 +17,7 @@ def peak_of(call: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         result = call()
     level = highest = 0
-    for event in trace.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in trace.profiler.kineto_results.events():
         if event.name() == "[memory]":
             level += event.nbytes()
             highest = max(highest, level)

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ LEAST_KEPT = 2**18  # weights: the allocator keeps the memory of fewer by itself
 _UNUSED = 2  # references to pages that no tensor uses: one variable, and that of getrefcount
 
 _local = threading.local()
-_effective_pages = WeakIdKeyDictionary()  # by stored weight
+_effective_pages: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()  # by stored weight
 _PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 
 
@@ -129,7 +129,7 @@ def scratch(use: str, words: int) -> Words:
     return memory
 
 
-def kept_like(weight: nn.Parameter) -> Tensor:
+def kept_like(weight: Tensor) -> Tensor:
     """An empty tensor like a large weight in the memory of the last one, unless somebody still holds that.
 
     New pages for all effective weights at every step would cost more than the thresholds.
@@ -157,7 +157,7 @@ def read_briefly(module: nn.Module) -> Tensor:
 
 def kept_bytes() -> int:
     """The memory of effective weights that are kept now, which torch's records of its allocations do not show."""
-    return sum(map(len, _effective_pages.values()))
+    return sum(len(pages) for pages in _effective_pages.values())
 
 
 def release() -> None:
