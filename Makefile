@@ -40,6 +40,7 @@ $(ZOO): $(KERNELS)
 	@touch $@
 
 zoo: $(ZOO)
+	$(BIN)/python -m pytest -q tests/test_docs.py -k fine-tuning
 	$(BIN)/python -m tests.zoo; green=$$?; $(BIN)/python docs/make_zoo_table.py && exit $$green
 
 zoo-times: $(ZOO)

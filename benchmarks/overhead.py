@@ -9,7 +9,6 @@ One thread is timed in processor time, which other programs disturb least.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import warnings
 from collections.abc import Callable
@@ -21,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 import autosparse
 from autosparse import AutoSparse
+from autosparse.bench.allocations import peak_of
 from autosparse.common.turns import clock_for, take_turns
 
 WARM_UP = 4
@@ -176,26 +175,13 @@ def make_step(name: str, side: str, bf16: bool, compute: str) -> Callable[[], No
     return step
 
 
-def peak(step: Callable[[], None]) -> int:
-    """Peak of the tensor bytes that one step allocates beyond what lives between steps."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        step()
-    level = highest = 0
-    for event in trace.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            highest = max(highest, level)
-    return highest
-
-
 def measure(name: str, threads: int, bf16: bool, compute: str, rounds: int, memory: bool) -> dict[str, Any]:
     steps = {side: make_step(name, side, bf16, compute) for side in SIDES}
     seconds = take_turns(steps, rounds, clock=clock_for(threads), least_rounds=5, enough_seconds=3.0)
     found: dict[str, Any] = {"model": name, "threads": threads, "bf16": bf16, "compute": compute}
     found |= {side: 1e3 * median(times) for side, times in seconds.items()}
     found |= {f"{side}_least": 1e3 * min(times) for side, times in seconds.items()}
-    return found | ({f"{side}_peak": peak(step) for side, step in steps.items()} if memory else {})
+    return found | ({f"{side}_peak": peak_of(step) for side, step in steps.items()} if memory else {})
 
 
 def show(found: dict[str, Any]) -> None:

@@ -39,7 +39,8 @@ def learned_soft_threshold(
     if s.dtype is not torch.float32:
         s, function = threshold_value(s, function), "identity"
     counted: list[int] = []  # a second result would take torch longer
-    effective: Tensor = _native_soft_threshold(weight, s, gate, reach, function, counted)
+    is_trained = weight.requires_grad and torch.is_grad_enabled()
+    effective: Tensor = _native_soft_threshold(weight, s, gate, reach, function, is_trained, counted)
     return effective, counted[0]
 
 
@@ -276,12 +277,19 @@ class _NativeSoftThreshold(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, s: Tensor, gate: Tensor, reach: Tensor | None, function: str, counted: list[int]
+        ctx: Any,
+        weight: Tensor,
+        s: Tensor,
+        gate: Tensor,
+        reach: Tensor | None,
+        function: str,
+        is_trained: bool,
+        counted: list[int],
     ) -> Tensor:
         ctx.save_for_backward(weight, s, gate, reach)
         threshold = threshold_value(s, function).item()
         ctx.given = function, threshold
-        effective, count = native.soft_threshold(weight, max(threshold, 0.0))
+        effective, count = native.soft_threshold(weight, max(threshold, 0.0), is_trained)
         counted.append(count)
         return effective
 
@@ -289,7 +297,7 @@ class _NativeSoftThreshold(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weight, s, gate, reach), (function, threshold) = ctx.saved_tensors, ctx.given
         received = learned_gradients(grad, weight, s, gate, reach, function, threshold, ctx.needs_input_grad[1])
-        return *received, None, None, None, None
+        return *received, None, None, None, None, None
 
 
 def learned_gradients(

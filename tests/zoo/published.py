@@ -17,15 +17,43 @@ def image_net(name: str, rows: int, size: int = 224) -> Task:
     return Task(timm.create_model(name), (torch.randn(rows, 3, size, size),), classification(torch.randint(1000, (rows,))))
 
 
-def text_net(name: str, config: str, rows: int, length: int = 128) -> Task:
+def text_net(name: str, config: str, rows: int, length: int = 128, **sizes: int) -> Task:
     import transformers
 
     from .member import its_own
 
-    model = getattr(transformers, name)(getattr(transformers, config)())
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
     ids = torch.randint(5, 10_000, (rows, length))
     labels = ids if "LM" in name else torch.randint(2, (rows,))
     return Task(model, (), its_own, {"input_ids": ids}, {"labels": labels})
+
+
+def llama() -> Task:
+    """Llama's architecture at the size of GPT-2 small (llama-160m)."""
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    return text_net("LlamaForCausalLM", "LlamaConfig", 2, **sizes)
+
+
+def t5_small() -> Task:
+    import transformers
+
+    from .member import its_own
+
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0))
+    source, target = torch.randint(5, 10_000, (4, 128)), torch.randint(5, 10_000, (4, 128))
+    return Task(model, (), its_own, {"input_ids": source, "decoder_input_ids": target}, {"labels": target})
+
+
+def whisper_tiny() -> Task:
+    import transformers
+
+    from .member import its_own
+
+    words = torch.randint(5, 10_000, (1, 64))
+    named = {"input_features": torch.randn(1, 80, 3000), "decoder_input_ids": words}
+    return Task(
+        transformers.WhisperForConditionalGeneration(transformers.WhisperConfig()), (), its_own, named, {"labels": words}
+    )
 
 
 def unet() -> Task:
@@ -51,5 +79,8 @@ PUBLISHED: dict[str, Callable[[], Task]] = {
     "BERT base": partial(text_net, "BertForSequenceClassification", "BertConfig", 4),
     "DistilBERT": partial(text_net, "DistilBertForSequenceClassification", "DistilBertConfig", 4),
     "GPT-2 small": partial(text_net, "GPT2LMHeadModel", "GPT2Config", 2),
+    "Llama, 160 million": llama,
+    "T5 small": t5_small,
+    "Whisper tiny": whisper_tiny,
     "U-Net": unet,
 }

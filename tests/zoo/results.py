@@ -28,7 +28,10 @@ class Results:
         return record is not None and record["green"] and code in (None, record["code"])
 
     def put(self, record: dict[str, Any]) -> None:
-        self.records[record["member"], record["variant"]] = record
+        """Replace the cell's record; what failed in its first run is kept."""
+        cell = record["member"], record["variant"]
+        before = self.records.get(cell, record)
+        self.records[cell] = {**record, "first": before.get("first", before["failures"])}
         with whole_file(self.path) as unfinished:
             unfinished.write_text(json.dumps(list(self.records.values()), indent=1) + "\n", encoding="utf-8")
 

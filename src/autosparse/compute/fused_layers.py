@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from autosparse.compute.overrides import SPARSE, override_of
 from autosparse.compute.plain_modules import is_norm_with_activation
 from autosparse.compute.planner import DENSE
-from autosparse.compute.routing import gradient_entries, pair, precision_now
+from autosparse.compute.routing import gradient_entries, pair, precision_now, weight_for
 from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
@@ -97,7 +97,8 @@ def _call(conv: nn.Conv2d, norm: nn.BatchNorm2d, shape: torch.Size) -> tuple[Lay
     if shift is None:
         shift = torch.zeros(norm.num_features)
     geometry = Geometry(pair(conv.stride), pair(conv.padding), pair(conv.dilation), conv.groups)
-    return LayerCall(conv.weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
+    weight = weight_for(conv, passes)
+    return LayerCall(weight, conv.bias, geometry, kind, mask, passes), Norm(norm.weight, norm.bias, shift, norm.eps)
 
 
 def track(norm: nn.BatchNorm2d, statistics: Tensor, raw: Tensor) -> None:

@@ -136,7 +136,7 @@ def _differing_steps(root: nn.Module, fused: Fused, given: Sequence[Tensor], key
 
     steps: dict[Any, Callable[..., Any]] = {fused_layers.conv_norm: conv_norm, fused_layers.joined_conv_norm: joined_conv_norm}
     try:
-        with rehearsal(root):
+        with rehearsal(root), torch.no_grad():  # this pass gives inputs alone: a graph would hold all of them
             _by_position(fused.with_steps(steps), keywords)(root, *(each.detach().clone() for each in given))
     except Exception:  # what it has told by then is true
         pass

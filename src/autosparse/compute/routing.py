@@ -18,6 +18,7 @@ from autosparse.compute.overrides import SPARSE, Override
 from autosparse.compute.plain_modules import computes_as
 from autosparse.compute.planner import BFLOAT16, FLOAT32, Passes, Workload
 from autosparse.kernels.geometry import Convolution
+from autosparse.kernels.memory import read_briefly
 from autosparse.layer import Layer
 from autosparse.parametrizations import SoftThreshold, SparseParametrization
 
@@ -112,11 +113,17 @@ def gradient_entries(module: nn.Module) -> str | Tensor:
     return part.gradient_mask(parts.original) if part.gradient_entries == "mask" else part.gradient_entries
 
 
+def weight_for(module: nn.Module, passes: Passes) -> Tensor:
+    """The effective weight; where the input's gradient skips zeros too, it is dropped before that pass."""
+    weight: Tensor = read_briefly(module) if passes.input else module.weight  # type: ignore[assignment]
+    return weight
+
+
 def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     passes = _passes(self, input)
     if passes is None:
         return F.linear(input, self.weight, self.bias)
-    entries, weight = gradient_entries(self), self.weight
+    entries, weight = gradient_entries(self), weight_for(self, passes)
     return kernels.sparse_linear(input, weight, self.bias, entries, passes)
 
 
@@ -135,7 +142,7 @@ def _conv_forward(self: nn.Conv2d, input: Tensor) -> Tensor:
     if passes is None:
         dense: Tensor = self._conv_forward(input, self.weight, self.bias)
         return dense
-    entries, weight = gradient_entries(self), self.weight
+    entries, weight = gradient_entries(self), weight_for(self, passes)
     result = kernels.sparse_conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, entries, passes)
     return result.contiguous() if _is_contiguous_in_torch(self, input, weight) else result
 

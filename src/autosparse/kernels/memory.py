@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.utils.weak import WeakIdKeyDictionary
 
 WORD_BYTES = 4
 # Uses. Passes of one layer that follow each other share what they can.
@@ -18,7 +20,11 @@ TILES, CHANNEL_SUMS, WEIGHT_SUMS = "tiles", "channel_sums", "weight_sums"
 TRANSPOSED, TRANSPOSED_STARTS, TRANSPOSED_COUNTS = "transposed", "transposed_starts", "transposed_counts"
 DOUBLE_WORDS = 2
 
+LEAST_KEPT = 2**18  # weights: the allocator keeps the memory of fewer by itself
+_UNUSED = 2  # references to pages that no tensor uses: one variable, and that of getrefcount
+
 _local = threading.local()
+_effective_pages: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()  # by stored weight
 _PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 
 
@@ -121,6 +127,37 @@ def scratch(use: str, words: int) -> Words:
         memory = Words(words)
         setattr(_local, use, memory)
     return memory
+
+
+def kept_like(weight: Tensor) -> Tensor:
+    """An empty tensor like a large weight in the memory of the last one, unless somebody still holds that.
+
+    New pages for all effective weights at every step would cost more than the thresholds.
+    """
+    # taken out meanwhile, so that two threads never get the same pages
+    pages = _effective_pages.pop(weight, None)
+    if getattr(_local, "is_brief", False):
+        return torch.empty_like(weight)
+    if pages is None or len(pages) != weight.nbytes or sys.getrefcount(pages) > _UNUSED:
+        pages = _new_pages(weight.nbytes)
+    flat = torch.frombuffer(pages, dtype=weight.dtype)  # refers to the pages as long as its memory is used
+    _effective_pages[weight] = pages
+    return flat.as_strided(weight.shape, torch.empty_like(weight, device="meta").stride())
+
+
+def read_briefly(module: nn.Module) -> Tensor:
+    """A module's weight for kernels that drop it before the backward pass: its memory is given back."""
+    _local.is_brief = True
+    try:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+    finally:
+        _local.is_brief = False
+    return weight
+
+
+def kept_bytes() -> int:
+    """The memory of effective weights that are kept now, which torch's records of its allocations do not show."""
+    return sum(len(pages) for pages in _effective_pages.values())
 
 
 def release() -> None:

@@ -6,10 +6,20 @@ A small layer takes longer for Python's calls than for its weights: there are fe
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autosparse.kernels.library import kernels, load
-from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, is_eager, is_filled, is_plain, same_order, scratch
+from autosparse.kernels.memory import (
+    CHANNEL_SUMS,
+    DOUBLE_WORDS,
+    LEAST_KEPT,
+    is_eager,
+    is_filled,
+    is_plain,
+    kept_like,
+    same_order,
+    scratch,
+)
 
 SLICE = 16384  # threshold.h: kThresholdSlice
 NO_REACH = -1.0  # every weight is at least as large
@@ -30,9 +40,10 @@ def lies_right(weight: Tensor, *others: Tensor | None) -> bool:
     return weight.is_contiguous() or is_filled(weight)
 
 
-def soft_threshold(weight: Tensor, threshold: float) -> tuple[Tensor, int]:
-    """The effective weight, and how many of it are not zero."""
-    effective = torch.empty_like(weight)
+def soft_threshold(weight: Tensor, threshold: float, is_trained: bool = False) -> tuple[Tensor, int]:
+    """The effective weight, and how many of it are not zero; in training the memory of a large one is used again."""
+    is_kept = is_trained and type(weight) is nn.Parameter and weight.numel() >= LEAST_KEPT
+    effective = kept_like(weight) if is_kept else torch.empty_like(weight)
     count = load().kernels.table.soft_threshold(  # type: ignore[union-attr]
         weight.numel(), weight.data_ptr(), threshold, torch.get_num_threads(), effective.data_ptr()
     )
