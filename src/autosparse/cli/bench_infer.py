@@ -23,6 +23,9 @@ time is measured, on more the wall clock; ratios are of the least times. Transfo
 at a time, with the vocabulary layer dense as recipes leave it, and pruned like the rest. What is measured of a run goes into
 its bench.json, where its model card finds it.
 
+With --rows-per-pattern 2 two neighbouring output channels share their zeros, as those that a method with rows_per_pattern
+trains; finished runs are taken as they are.
+
 With --precision int8 or bfloat16 the dense engines compute so too: onnxruntime int8 (static, per channel, calibrated), OpenVINO
 int8 and bfloat16, torch under bfloat16 autocast. Engines that are not installed are named and left out.
 
@@ -41,6 +44,7 @@ Examples:
 def run(
     what: list[str] = typer.Argument(None, metavar="[WHAT]...", help="Built-in models, module:function or run folders."),
     sparsity: str = typer.Option("0.8,0.9,0.95", help="Fractions of zeros for built-in models."),
+    rows_per_pattern: int = typer.Option(1, min=1, help="Neighbouring output channels that share their zeros."),
     inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch, for a model of your own."),
     batch: str = typer.Option("1,8,32", help="Samples at a time."),
     threads: str = typer.Option("1,2", help="Numbers of threads."),
@@ -75,7 +79,7 @@ def run(
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}
     for name in names:
-        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions):
+        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions, rows_per_pattern):
             show(measured)
             if layers:
                 for title, table in measured.layers.items():
