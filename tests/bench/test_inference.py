@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from torch import nn
 from typer.testing import CliRunner
 
 from autosparse import cli, models
@@ -45,6 +46,22 @@ def test_pruning_leaves_stem_and_classifier() -> None:
     model = pruned("resnet20", 0.9)
     assert 0.85 < zeros(model) < 0.91
     assert int((model.conv1.weight == 0).sum()) == int((model.fc.weight == 0).sum()) == 0
+
+
+def test_rows_share_their_zeros() -> None:
+    model = pruned("resnet20", 0.9, rows=2)
+    assert 0.85 < zeros(model) < 0.91
+    masks = [layer.weight != 0 for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d) and name != "conv1"]
+    assert all(torch.equal(mask[::2], mask[1::2]) for mask in masks)
+    assert not all(torch.equal(mask[::4], mask[2::4]) for mask in masks)
+
+
+@pytest.mark.filterwarnings("ignore:deploy")
+def test_the_command_shares_zeros() -> None:
+    given = ["bench", "infer", "small_conv", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
+    done = CliRunner().invoke(whole, [*given, "--no-compile", "--rows-per-pattern", "2"])
+    assert done.exit_code == 0, done.output
+    assert "ours, 90% zeros shared by 2 rows" in done.output
 
 
 @pytest.mark.filterwarnings("ignore:deploy")

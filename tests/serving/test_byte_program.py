@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels import library
-from autosparse.kernels.byte_table import BLOCKS, ByteKernels, pack_quads
+from autosparse.kernels.byte_table import BLOCKS, CHUNK_PIXELS, ByteKernels, pack_quads
 from autosparse.serving.layout import NotOnGridError
+from autosparse.serving.quantized.choice import tiles
 from autosparse.serving.quantized.emulation import EmulatedRegion
 from autosparse.serving.quantized.operations import ByteVariant
 from autosparse.serving.quantized.program import ByteProgram
@@ -172,7 +173,16 @@ def test_quads_of_two_rows_by_hand() -> None:
     assert starts.tolist() == [0, 1, 2]
     assert quads[:, :4].tolist() == [[10, 20, 20, 20], [30, 30, 30, 30]]
     assert quads[0, 4:].contiguous().view(torch.int8).tolist() == [0, 5, 0, 0, 6, 0, 0, 0]
-    assert quads[1, 4:].contiguous().view(torch.int8).tolist() == [7, 0, 0, 0, 0, 0, 0, 0]
+    # the second block backwards
+    assert quads[1, 4:].contiguous().view(torch.int8).tolist() == [0, 0, 0, 7, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("chunks", [1, 2, 7, 26, 100])
+def test_tiles_begin_with_a_cache_line(chunks: int, most: int) -> None:
+    for tile in tiles(chunks, most):
+        assert 1 <= tile <= most
+        assert tile * CHUNK_PIXELS % 64 == 0 or tile == chunks or most == 1
 
 
 def test_the_result_is_near_the_real_one(kernels: ByteKernels) -> None:

@@ -19,6 +19,7 @@ from autosparse.bench.engines import COMPILED, EAGER, OPENVINO, ORT, PRECISIONS,
 from autosparse.bench.tasks import own_inputs
 from autosparse.common.processor import instruction_sets
 from autosparse.common.turns import clock_for, take_turns
+from autosparse.functional import shared_norm
 from autosparse.kernels import library
 from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
@@ -128,6 +129,7 @@ def measure_all(
     compiled: bool,
     inputs: str | None = None,
     precisions: Sequence[str] = ("float32",),
+    rows: int = 1,
 ) -> Iterator[Measurement]:
     """A model, built-in or the user's own, or a finished run with every number of threads and every batch size."""
     before = torch.get_num_threads()
@@ -135,7 +137,7 @@ def measure_all(
         for count in threads:
             torch.set_num_threads(count)
             for batch in batches:
-                yield measure(what, sparsities, batch, count, rounds, compiled, inputs, precisions)
+                yield measure(what, sparsities, batch, count, rounds, compiled, inputs, precisions, rows)
     finally:
         torch.set_num_threads(before)
 
@@ -150,12 +152,13 @@ def measure(
     compiled: bool,
     own_batch: str | None = None,
     precisions: Sequence[str] = ("float32",),
+    rows: int = 1,
 ) -> Measurement:
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
 
     check_known(what, own_batch)
-    candidates = dict(contestants(what, sparsities))
+    candidates = dict(contestants(what, sparsities, rows))
     (*_, last) = candidates.values()
     inputs = example(what, batch, own_batch, last)
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
@@ -185,16 +188,17 @@ def _calibration(what: str, inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ..
     return calibration_batches(open_finished(Path(what)), CALIBRATION) if Path(what).is_dir() else [inputs]
 
 
-def contestants(what: str, sparsities: Sequence[float]) -> Iterator[tuple[str, nn.Module]]:
+def contestants(what: str, sparsities: Sequence[float], rows: int = 1) -> Iterator[tuple[str, nn.Module]]:
     """The models to deploy: a run's, or a built-in one at every sparsity."""
     if Path(what).is_dir():
         model = open_finished(Path(what)).model.float()
         yield f"ours, {zeros(model):.1%} zeros (learned)", model
         return
     for sparsity in sparsities:
-        yield f"ours, {sparsity:.0%} zeros", pruned(what, sparsity)
+        shared = f" shared by {rows} rows" if rows > 1 else ""
+        yield f"ours, {sparsity:.0%} zeros{shared}", pruned(what, sparsity, rows=rows)
         if what == "transformer":
-            yield f"ours, {sparsity:.0%} zeros, vocabulary too", pruned(what, sparsity, dense_layers=())
+            yield f"ours, {sparsity:.0%} zeros{shared}, vocabulary too", pruned(what, sparsity, dense_layers=(), rows=rows)
 
 
 def zeros(model: nn.Module) -> float:
@@ -203,8 +207,11 @@ def zeros(model: nn.Module) -> float:
     return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)
 
 
-def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAYERS) -> nn.Module:
-    """A model with the smallest weights of other layers set to zero; batch norms as after some training."""
+def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAYERS, rows: int = 1) -> nn.Module:
+    """A model with the smallest weights of other layers set to zero; batch norms as after some training.
+
+    So many neighbouring output channels share their zeros, by the norm over them.
+    """
     torch.manual_seed(0)
     named = f"{encoders.__name__}:{name}" if name in encoders.NAMES else name
     model = build_named(named, {}, typed=True).eval().requires_grad_(False)
@@ -216,7 +223,7 @@ def pruned(name: str, sparsity: float, dense_layers: tuple[str, ...] = DENSE_LAY
             continue
         if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer_name == "conv1"):
             continue
-        size = layer.weight.abs()
+        size = layer.weight.abs() if rows == 1 else shared_norm(layer.weight, rows, 0)
         layer.weight *= size > size.flatten().kthvalue(max(1, round(sparsity * size.numel()))).values
     return model
 

@@ -6,6 +6,9 @@ taken as it is. On one thread processor time is measured, on more the wall clock
 are timed translating greedily, a token at a time, with the vocabulary layer dense as recipes leave it, and pruned too. What is
 measured of a run goes into its bench.json, where its model card finds it.
 
+With --rows-per-pattern 2 two neighbouring output channels share their zeros, as those that a method with rows_per_pattern
+trains; finished runs are taken as they are.
+
 With --precision int8 or bfloat16 the dense engines compute so too: onnxruntime int8 (static, per channel, calibrated), OpenVINO
 int8 and bfloat16, torch under bfloat16 autocast. Engines that are not installed are named and left out.
 
@@ -42,6 +45,7 @@ MODELS = ("resnet50", "mobilenet_v1", "transformer")
 def run(
     what: list[str] = typer.Argument(None, metavar="[WHAT]...", help="Built-in models, module:function or run folders."),
     sparsity: str = typer.Option("0.8,0.9,0.95", help="Fractions of zeros for built-in models."),
+    rows_per_pattern: int = typer.Option(1, min=1, help="Neighbouring output channels that share their zeros."),
     inputs: str | None = typer.Option(None, help="Your own module:function that returns a batch, for a model of your own."),
     batch: str = typer.Option("1,8,32", help="Samples at a time."),
     threads: str = typer.Option("1,2", help="Numbers of threads."),
@@ -74,7 +78,7 @@ def run(
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}
     for name in names:
-        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions):
+        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions, rows_per_pattern):
             show(measured)
             if layers:
                 for title, table in measured.layers.items():

@@ -142,7 +142,9 @@ def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Ten
     places, used = mask.nonzero(as_tuple=True)
     # a column's place: its block's first quad, and how many of the block came before it
     first = counts.cumsum(0) - counts
-    slot = starts[places] * together + torch.arange(len(places)) - first[places]
+    place = torch.arange(len(places)) - first[places]
+    # every other block backwards: it begins with the inputs that the one before has left in the cache
+    slot = starts[places] * together + torch.where(places % 2 == 0, place, quads[places] * together - 1 - place)
     total = int(starts[-1]) * together
     where = offsets.to(torch.int64).expand(rows, columns)[::block][places, used]
     slots = torch.zeros(total, dtype=torch.int64)

@@ -174,6 +174,8 @@ void dot_rows(const int8_t* weights, int64_t columns, int64_t rows, const uint8_
     for (int64_t column = 0; column < columns; column += Wide::pixels) {
         const auto x = Wide::load(token + column);
         for (int r = 0; r < kDotRows; ++r) {
+            // the next rows: weights come from memory, and every row is a new stream to the processor
+            __builtin_prefetch(row[r] + kDotRows * columns + column);
             Wide::dot_row(found[r], x, Wide::load(reinterpret_cast<const uint8_t*>(row[r] + column)));
         }
     }

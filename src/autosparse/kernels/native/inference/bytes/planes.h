@@ -66,6 +66,18 @@ void store_bytes(const ByteOp& op, const Worker& worker, float* to) {
     });
 }
 
+// The sum of the bytes of a plane with one image.
+template <class Simd>
+int64_t sum_of_plane(const BytePlanes& planes, const uint8_t* from) {
+    using Vector = typename Simd::Rest;  // of a chunk
+    typename Vector::Int sums = Vector::splat_byte(0);
+    for (int64_t chunk = 0; chunk < planes.chunks; ++chunk) {
+        const auto valid = Vector::load(planes.valid + chunk * kChunkPixels);
+        Vector::dot_row(sums, Vector::both(Vector::load(from + chunk * kChunkPixels), valid), Vector::splat_byte(1));
+    }
+    return Vector::sum(sums);
+}
+
 template <class Simd>
 void mean_bytes(const ByteOp& op, const Worker& worker, float* to) {
     const BytePlanes& in = *op.input;
@@ -74,8 +86,8 @@ void mean_bytes(const ByteOp& op, const Worker& worker, float* to) {
     worker.share(worker.images * in.channels, [&](int64_t item) {
         const int64_t image = item / in.channels, channel = item % in.channels;
         const uint8_t* from = bytes_of(worker, in) + channel * in.plane_bytes + image * in.image_bytes;
-        int64_t sum = -in.zero_point * pixels;
-        for (int64_t row = 0; row < in.rows; ++row, from += in.row_bytes) {
+        int64_t sum = -in.zero_point * pixels + (in.images == 1 ? sum_of_plane<Simd>(in, from) : 0);
+        for (int64_t row = 0; row < in.rows && in.images > 1; ++row, from += in.row_bytes) {
             int32_t of_row = 0;
             for (int64_t col = 0; col < in.cols; ++col) {
                 of_row += from[col];

@@ -35,6 +35,11 @@ struct PortableBytes {
             sums.part[0].at[i] += a[i] * w.of[0] + b[i] * w.of[1] + c[i] * w.of[2] + d[i] * w.of[3];
         }
     }
+    static void add_to(Four& sums, const Four& more) {
+        for (int i = 0; i < pixels; ++i) {
+            sums.part[0].at[i] += more.part[0].at[i];
+        }
+    }
     static void finish(const Four& sums, float scale, float bias, const uint8_t* other, float other_scale, const uint8_t* valid,
                        uint8_t outside, uint8_t* to) {
         for (int i = 0; i < pixels; ++i) {
@@ -52,14 +57,18 @@ struct PortableBytes {
             to[i] = __builtin_fmaf(static_cast<float>(sums.part[0].at[i]), scale, bias);
         }
     }
-    static void store_even(const uint8_t* from, uint8_t* to) {
-        for (int i = 0; i < 32; ++i) {
-            to[i] = from[2 * i];
+    // The even or the odd ones of 64 bytes.
+    template <bool kOdd>
+    static Int alternate(const uint8_t* from) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = from[2 * i + kOdd];
         }
+        return bytes;
     }
-    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
+    static void store_first(uint8_t* to, const Int& bytes, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
-            to[i] = from[2 * i];
+            to[i] = static_cast<uint8_t>(bytes.at[i]);
         }
     }
     static Int load(const uint8_t* from) {
@@ -90,6 +99,13 @@ struct PortableBytes {
         Int bytes;
         for (int i = 0; i < pixels; ++i) {
             bytes.at[i] = value;
+        }
+        return bytes;
+    }
+    static Int both(const Int& a, const Int& b) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = a.at[i] & b.at[i];
         }
         return bytes;
     }

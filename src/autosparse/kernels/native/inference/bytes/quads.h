@@ -71,6 +71,15 @@ struct BlockSums {
             }
         }
     }
+    inline __attribute__((always_inline)) void add(const BlockSums& more) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                Vector::add_to(sums[v][r], more.sums[v][r]);
+            }
+        }
+    }
     template <class Sink>
     void put(const Sink& sink, const QuadRows& weights, int64_t row, int64_t pixel) const {
 #pragma GCC unroll 4
@@ -104,7 +113,18 @@ void quad_rows(const QuadRows& weights, int64_t begin, int64_t end, const uint8_
         BlockSums<Wide, kRows, kVectors> wide;
         BlockSums<Rest, kRows, kRests> rest;
         const Quad<kRows>* last = quads + weights.starts[block + 1];
-        for (const Quad<kRows>* quad = quads + weights.starts[block]; quad < last; ++quad) {
+        const Quad<kRows>* quad = quads + weights.starts[block];
+        // one vector alone would wait for its own sums
+        if constexpr (kRows == 1 && kVectors == 1 && kRests == 0) {
+            BlockSums<Wide, kRows, kVectors> second;
+            for (; quad + 1 < last; quad += 2) {
+                __builtin_prefetch(reinterpret_cast<const char*>(quad) + kQuadBytesAhead);
+                wide.add(quad[0], input);
+                second.add(quad[1], input);
+            }
+            wide.add(second);
+        }
+        for (; quad < last; ++quad) {
             __builtin_prefetch(reinterpret_cast<const char*>(quad) + kQuadBytesAhead);
             wide.add(*quad, input);
             rest.add(*quad, input + kWidePixels);

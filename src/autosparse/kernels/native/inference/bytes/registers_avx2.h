@@ -30,15 +30,21 @@ struct Register256 {
     static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
     static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
     static Int largest(Int a, Int b) { return _mm256_max_epu8(a, b); }
-    // The even ones of 64 bytes.
-    static void store_even(const uint8_t* from, uint8_t* to) {
-        const Int low = _mm256_set1_epi16(0xff), a = both(load(from), low), b = both(load(from + 32), low);
-        store(to, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+    // The even or the odd ones of 64 bytes.
+    template <bool kOdd>
+    static Int alternate(const uint8_t* from) {
+        const Int low = _mm256_set1_epi16(0xff), a = load(from), b = load(from + 32);
+        const Int words = kOdd ? _mm256_packus_epi16(odd_bytes(a), odd_bytes(b)) : _mm256_packus_epi16(both(a, low), both(b, low));
+        return _mm256_permute4x64_epi64(words, 0xd8);
     }
-    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
-        uint8_t even[32];
-        store_even(from, even);
-        __builtin_memcpy(to, even, count);
+    static void store_first(uint8_t* to, Int value, int64_t count) {
+        if constexpr (kDot == Dot::kEvexWords || kDot == Dot::kEvex) {
+            _mm256_mask_storeu_epi8(to, static_cast<__mmask32>((uint64_t{1} << count) - 1), value);
+        } else {
+            uint8_t bytes[pixels];
+            store(bytes, value);
+            __builtin_memcpy(to, bytes, count);
+        }
     }
     static Int odd_bytes(Int a) { return _mm256_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm256_cmpgt_epi8(_mm256_setzero_si256(), a); }

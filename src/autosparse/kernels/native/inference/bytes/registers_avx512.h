@@ -28,13 +28,11 @@ struct Register512 {
     static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }
     static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
     static Int largest(Int a, Int b) { return _mm512_max_epu8(a, b); }
-    // The even ones of 64 bytes.
-    static void store_even(const uint8_t* from, uint8_t* to) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi16_epi8(_mm512_loadu_si512(from)));
-    }
-    static void store_first_even(const uint8_t* from, uint8_t* to, int64_t count) {
-        const __mmask32 first = static_cast<__mmask32>((uint64_t{1} << count) - 1);
-        _mm256_mask_storeu_epi8(to, first, _mm512_cvtepi16_epi8(_mm512_loadu_si512(from)));
+    // The even or the odd ones of 64 bytes.
+    template <bool kOdd>
+    static __m256i alternate(const uint8_t* from) {
+        const Int bytes = load(from);
+        return _mm512_cvtepi16_epi8(kOdd ? odd_bytes(bytes) : bytes);
     }
     static Int odd_bytes(Int a) { return _mm512_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm512_movm_epi8(_mm512_movepi8_mask(a)); }

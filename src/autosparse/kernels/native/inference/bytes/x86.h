@@ -69,6 +69,13 @@ struct X86Bytes : Register<kDot> {
         }
     }
 
+    static inline __attribute__((always_inline)) void add_to(Four& sums, const Four& more) {
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) {
+            sums.part[k] = Base::add(sums.part[k], more.part[k]);
+        }
+    }
+
     // As bytes: rounded to the nearest, halves to even, and kept within 0 .. 255; `outside` where no pixel is.
     static inline __attribute__((always_inline)) void finish(const Four& sums, float scale, float bias, const uint8_t* other,
                                                              float other_scale, const uint8_t* valid, uint8_t outside,

@@ -40,34 +40,66 @@ void finish_half(typename Simd::Two sums, float scale, float bias, const uint16_
     Simd::store(sums, target.valid + pixel, to);
 }
 
-// Blocks [begin, end) for a tile of kVectors.
+// The pairs of one block for a tile.
 template <class Simd, int kRows, int kVectors>
-void pair_rows(const QuadRows& weights, int64_t begin, int64_t end, const uint16_t* input, const HalfTarget& target) {
-    const auto* pairs = static_cast<const Pair<kRows>*>(weights.quads);
-    for (int64_t block = begin; block < end; ++block) {
-        typename Simd::Two sums[kVectors][kRows];
+struct PairSums {
+    typename Simd::Two sums[kVectors][kRows];
+
+    PairSums() {
         for (auto& vector : sums) {
             for (auto& row : vector) {
                 row = Simd::zeros();
             }
         }
-        const Pair<kRows>* last = pairs + weights.starts[block + 1];
-        for (const Pair<kRows>* pair = pairs + weights.starts[block]; pair < last; ++pair) {
-            __builtin_prefetch(reinterpret_cast<const char*>(pair) + kPairBytesAhead);
-            typename Simd::Int w[kRows];
+    }
+    inline __attribute__((always_inline)) void add(const Pair<kRows>& pair, const uint16_t* input) {
+        typename Simd::Int w[kRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+            w[r] = Simd::weight(pair.weight[r]);
+        }
+        const uint16_t *a = input + pair.offset[0], *b = input + pair.offset[1];
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+            const auto x = Simd::gather(a + v * Simd::pixels, b + v * Simd::pixels);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
-                w[r] = Simd::weight(pair->weight[r]);
+                Simd::dot(sums[v][r], x, w[r]);
             }
-            const uint16_t *a = input + pair->offset[0], *b = input + pair->offset[1];
+        }
+    }
+    inline __attribute__((always_inline)) void add(const PairSums& more) {
 #pragma GCC unroll 16
-            for (int v = 0; v < kVectors; ++v) {
-                const auto x = Simd::gather(a + v * Simd::pixels, b + v * Simd::pixels);
+        for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 4
-                for (int r = 0; r < kRows; ++r) {
-                    Simd::dot(sums[v][r], x, w[r]);
-                }
+            for (int r = 0; r < kRows; ++r) {
+                Simd::add_to(sums[v][r], more.sums[v][r]);
             }
+        }
+    }
+};
+
+// Blocks [begin, end) for a tile of kVectors.
+template <class Simd, int kRows, int kVectors>
+void pair_rows(const QuadRows& weights, int64_t begin, int64_t end, const uint16_t* input, const HalfTarget& target) {
+    const auto* pairs = static_cast<const Pair<kRows>*>(weights.quads);
+    for (int64_t block = begin; block < end; ++block) {
+        PairSums<Simd, kRows, kVectors> whole;
+        const Pair<kRows>* last = pairs + weights.starts[block + 1];
+        const Pair<kRows>* pair = pairs + weights.starts[block];
+        // a few vectors alone would wait for their own sums
+        if constexpr (kRows * kVectors <= Simd::waiting) {
+            PairSums<Simd, kRows, kVectors> second;
+            for (; pair + 1 < last; pair += 2) {
+                __builtin_prefetch(reinterpret_cast<const char*>(pair) + kPairBytesAhead);
+                whole.add(pair[0], input);
+                second.add(pair[1], input);
+            }
+            whole.add(second);
+        }
+        for (; pair < last; ++pair) {
+            __builtin_prefetch(reinterpret_cast<const char*>(pair) + kPairBytesAhead);
+            whole.add(*pair, input);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -77,7 +109,7 @@ void pair_rows(const QuadRows& weights, int64_t begin, int64_t end, const uint16
 #pragma GCC unroll 16
                 for (int v = 0; v < kVectors; ++v) {
                     const int64_t pixel = v * Simd::pixels;
-                    finish_half<Simd>(sums[v][r], weights.scale[row], weights.bias[row], other ? other + pixel : nullptr, target,
+                    finish_half<Simd>(whole.sums[v][r], weights.scale[row], weights.bias[row], other ? other + pixel : nullptr, target,
                                       pixel, target.output + row * target.stride + pixel);
                 }
             }

@@ -63,41 +63,65 @@ void mean_halves(const ByteOp& op, const Worker& worker, float* to) {
     worker.share(worker.images * in.channels, [&](int64_t item) {
         const int64_t image = item / in.channels, channel = item % in.channels;
         const uint16_t* from = halves_of(worker, in) + channel * in.plane_bytes + image * in.image_bytes;
-        float sum = 0.0f;
+        typename Simd::Float sums = _mm512_setzero_ps();
         for (int64_t row = 0; row < in.rows; ++row, from += in.row_bytes) {
-            for (int64_t col = 0; col < in.cols; ++col) {
-                sum += half_to_float(from[col]);
+            for (int64_t col = 0; col < in.cols; col += 16) {
+                sums = Simd::add_first(sums, from + col, Simd::first_of(in.cols - col));
             }
         }
-        to[(worker.first_image + image) * in.channels + channel] = sum * scale;
+        to[(worker.first_image + image) * in.channels + channel] = _mm512_reduce_add_ps(sums) * scale;
     });
 }
 
-// One channel's phases; phase p begins at to + phases[p] * phase_size and lies on the grid of `grid`.
-template <class Simd>
-void split_channel_halves(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, const uint16_t* from,
-                          int64_t phase_size, uint16_t* to) {
-    for (int64_t phase = 0; phase < op.step * op.step; ++phase) {
-        if (op.phases[phase] < 0) {
+// The even or the odd numbers of rows. A vector reaches into the next row, which is written after it, but not beyond `room`.
+template <class Simd, bool kOdd>
+void take_alternate_halves(const uint16_t* from, int64_t from_stride, int64_t rows, int64_t cols, int64_t to_stride, int64_t room,
+                           uint16_t outside, uint16_t* to) {
+    const int64_t last = (cols - 1) / 16 * 16;
+    const __mmask16 inside = Simd::first_of(cols - last);
+    const __m256i around = _mm256_set1_epi16(static_cast<int16_t>(outside));
+    for (int64_t row = 0; row < rows; ++row) {
+        const uint16_t* source = from + row * from_stride;
+        uint16_t* target = to + row * to_stride;
+        for (int64_t col = 0; col < last; col += 16) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + col), Simd::template alternate<kOdd>(source + 2 * col));
+        }
+        const __m256i numbers = Simd::template alternate<kOdd>(source + 2 * last);
+        if (row * to_stride + last + 16 <= room) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + last), _mm256_mask_blend_epi16(inside, around, numbers));
+        } else {
+            _mm256_mask_storeu_epi16(target + last, inside, numbers);
+        }
+    }
+}
+
+// One channel's phases, `outside` between their pixels; phase p begins at to + phases[p] * phase_size, on the grid of `grid`.
+// A known step spares divisions.
+template <class Simd, int64_t kStep>
+void split_halves_by(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, uint16_t outside, const uint16_t* from,
+                     int64_t phase_size, uint16_t* to) {
+    const int64_t step = kStep ? kStep : op.step, stride = step * in.row_bytes;
+    for (int64_t phase = 0; phase < step * step; ++phase) {
+        const int64_t top = phase / step, left = phase % step;
+        const int64_t rows = divide_up(in.rows - top, step), cols = divide_up(in.cols - left, step);
+        if (op.phases[phase] < 0 || cols < 1) {
             continue;
         }
-        const int64_t top = phase / op.step, left = phase % op.step;
-        const int64_t rows = divide_up(in.rows - top, op.step), cols = divide_up(in.cols - left, op.step);
-        uint16_t* plane = to + op.phases[phase] * phase_size;
         for (int64_t image = 0; image < in.images; ++image) {
-            for (int64_t row = 0; row < rows; ++row) {
-                const uint16_t* source = from + image * in.image_bytes + (row * op.step + top) * in.row_bytes + left;
-                uint16_t* target = plane + image * grid.image_bytes + row * grid.row_bytes;
-                if (op.step == 1) {
+            const uint16_t* source = from + image * in.image_bytes + top * in.row_bytes;
+            uint16_t* target = to + op.phases[phase] * phase_size + image * grid.image_bytes;
+            if (step == 2) {
+                (left ? take_alternate_halves<Simd, true> : take_alternate_halves<Simd, false>)(
+                    source, stride, rows, cols, grid.row_bytes, grid.image_bytes, outside, target);
+                continue;
+            }
+            for (int64_t row = 0; row < rows; ++row, source += stride, target += grid.row_bytes) {
+                if (step == 1) {
                     std::memcpy(target, source, cols * sizeof(uint16_t));
-                } else if (op.step == 2) {
-                    for (int64_t col = 0; col < cols; col += 16) {
-                        Simd::store_even(source + 2 * col, cols - col, target + col);
-                    }
-                } else {
-                    for (int64_t col = 0; col < cols; ++col) {
-                        target[col] = source[col * op.step];
-                    }
+                    continue;
+                }
+                for (int64_t col = 0; col < cols; ++col) {
+                    target[col] = source[col * step + left];
                 }
             }
         }
@@ -105,10 +129,17 @@ void split_channel_halves(const ByteOp& op, const BytePlanes& in, const BytePlan
 }
 
 template <class Simd>
+void split_channel_halves(const ByteOp& op, const BytePlanes& in, const BytePlanes& grid, uint16_t outside, const uint16_t* from,
+                          int64_t phase_size, uint16_t* to) {
+    const auto split = op.step == 2 ? split_halves_by<Simd, 2> : split_halves_by<Simd, 0>;
+    split(op, in, grid, outside, from, phase_size, to);
+}
+
+template <class Simd>
 void split_halves(const ByteOp& op, const Worker& worker) {
     const BytePlanes &in = *op.input, &out = *op.output;
     worker.share(in.channels, [&](int64_t channel) {
-        split_channel_halves<Simd>(op, in, out, halves_of(worker, in) + channel * in.plane_bytes,
+        split_channel_halves<Simd>(op, in, out, 0, halves_of(worker, in) + channel * in.plane_bytes,
                                    in.channels * out.plane_bytes, halves_of(worker, out) + channel * out.plane_bytes);
     });
 }
@@ -122,7 +153,7 @@ void largest_halves(const ByteOp& op, const Worker& worker) {
         scratch[i] = kLeastHalf;
     }
     worker.share(in.channels, [&](int64_t channel) {
-        split_channel_halves<Simd>(op, in, out, halves_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
+        split_channel_halves<Simd>(op, in, out, kLeastHalf, halves_of(worker, in) + channel * in.plane_bytes, out.plane_bytes,
                                    scratch + op.lead_bytes);
         uint16_t* to = halves_of(worker, out) + channel * out.plane_bytes;
         for (int64_t chunk = 0; chunk < out.chunks; ++chunk) {

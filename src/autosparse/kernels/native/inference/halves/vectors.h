@@ -13,6 +13,9 @@ struct Halves {
     // of a tile in vectors, for blocks of 1, 2 and 4 rows: at most 24 sums in 32 registers
     static constexpr int vectors[3] = {10, 5, 2};
 
+    // vectors of sums that are fewer than what a dot product's latency takes
+    static constexpr int waiting = 3;
+
     struct Two {
         Float low, high;
     };
@@ -35,6 +38,9 @@ struct Halves {
         asm("vdpbf16ps %2,%1,%0" : "+v"(sums.low) : "v"(x.low), "v"(w));
         asm("vdpbf16ps %2,%1,%0" : "+v"(sums.high) : "v"(x.high), "v"(w));
     }
+    static inline __attribute__((always_inline)) void add_to(Two& sums, const Two& more) {
+        sums = {_mm512_add_ps(sums.low, more.low), _mm512_add_ps(sums.high, more.high)};
+    }
     static Two load(const uint16_t* from) {
         const Int x = _mm512_loadu_si512(from), zero = _mm512_setzero_si512();
         return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, x)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, x))};
@@ -49,15 +55,22 @@ struct Halves {
     }
     // Sixteen floats, or the first of them.
     static void store_floats(const float* from, int64_t count, uint16_t* to) {
-        const __mmask16 first = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
+        const __mmask16 first = first_of(count);
         __m256i packed;
         asm("vcvtneps2bf16 %1,%0" : "=v"(packed) : "v"(_mm512_maskz_loadu_ps(first, from)));
         _mm256_mask_storeu_epi16(to, first, packed);
     }
-    // The even ones of 32 numbers, or the first of them.
-    static void store_even(const uint16_t* from, int64_t count, uint16_t* to) {
-        const __mmask16 first = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
-        _mm256_mask_storeu_epi16(to, first, _mm512_cvtepi32_epi16(_mm512_loadu_si512(from)));
+    static __mmask16 first_of(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1); }
+    // The even or the odd ones of 32 numbers.
+    template <bool kOdd>
+    static __m256i alternate(const uint16_t* from) {
+        const Int numbers = _mm512_loadu_si512(from);
+        return _mm512_cvtepi32_epi16(kOdd ? _mm512_srli_epi32(numbers, 16) : numbers);
+    }
+    // The sum of sixteen numbers, or of the first of them, by lane.
+    static Float add_first(Float sums, const uint16_t* from, __mmask16 first) {
+        const Int wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first, from));
+        return _mm512_add_ps(sums, _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
     }
     // Numbers in the order of signed integers, and back: the two are the same.
     static Int ordered(Int x) {
