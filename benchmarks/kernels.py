@@ -104,7 +104,7 @@ def sparse_calls(layer: Layer, x: Tensor, weight: Tensor) -> dict[str, Callable[
     threads = torch.get_num_threads()
     edge = layer.kernel // 2
     geometry = Geometry((layer.stride, layer.stride), (edge, edge), (1, 1)) if layer.size else None
-    layout = LayerCall(weight, None, geometry, "active", None, (True, True, True)).layout(x.shape)
+    layout = LayerCall(weight, None, geometry, "active", None, (True, True, True)).layout(x)
     cast = weight.to(x.dtype)
     out = dense.conv2d(x, cast, None, geometry) if geometry else dense.linear(x, cast, None)
     grad = torch.randn_like(out)

@@ -159,3 +159,13 @@ def test_what_int32_cannot_count_is_refused() -> None:
 def test_a_wide_dilation_keeps_its_tile_small() -> None:
     group = forward_group(Convolution(1, 64, (2000, 2000), 64, (3, 3), (1, 1), (0, 0), (300, 300)), LANES, VECTORS)
     assert group.block_channels * group.window.channel_stride * 4 <= 2**26
+
+
+def test_half_as_large_cells_make_blocks_of_twice_as_many_channels_in_the_same_tiles() -> None:
+    conv = Convolution(16, 768, (14, 14), 384).simplified()
+    for make in (forward_group, gradient_group):
+        floats, halves = make(conv, LANES, VECTORS), make(conv, LANES, VECTORS, 2)
+        assert floats is not None
+        assert halves is not None
+        assert floats.blocks == 2 * halves.blocks
+        assert halves.tiling == floats.tiling

@@ -35,10 +35,10 @@ def measure(workload: Workload, densities: Sequence[float]) -> Times:
     if torch.get_num_threads() != workload.threads:
         raise ValueError(f"a workload of {workload.threads} threads, but torch uses {torch.get_num_threads()}")
     timed = _shortened(workload)
-    layout = layout_for(timed.conv.simplified(), channels_last=False)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         layer = LayerCalls(timed)
+        layout = layout_for(timed.conv.simplified(), False, layer.x.dtype)
         weights = [_pattern(layer.shape, density, generator) for density in densities]
         sparse = [layer.sparse(layout, weight) for weight in weights]
         dense, *seconds = _in_turn([layer.dense(weights[0]), *(calls for _, calls in sparse)])

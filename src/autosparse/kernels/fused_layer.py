@@ -36,7 +36,7 @@ def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor
     if depthwise.fits(call.shape, call.bias, geometry):
         sums = depthwise.forward(source, weight, geometry, sink, raw)
     elif call.sparse[FORWARD]:
-        sums = passes.forward(call.compressed(source.raw.shape), source, call.bias, sink, raw)
+        sums = passes.forward(call.compressed(source.raw), source, call.bias, sink, raw)
     else:
         plain = normalise.materialise(source)
         raw = dense.conv2d(plain, call.weight_as(plain), call.bias_as(plain), geometry)
@@ -67,7 +67,7 @@ def backward(source: Source, call: LayerCall, grad: GradientSource, sink: Sink, 
     gradients, x = Gradients(), source.raw
     if needs_weight and call.sparse[WEIGHT_GRADIENT] and call.gradient_entries != "all":
         gradients.weight = call.empty_gradient()
-        passes.weight_gradient(call.pattern(x.shape), source, grad, gradients.weight)
+        passes.weight_gradient(call.pattern(x), source, grad, gradients.weight)
     if needs_x and call.sparse[INPUT_GRADIENT]:
         _sparse_input_gradient(x, call, grad, sink, gradients)
     rest_x, rest_weight = needs_x and gradients.x is None, needs_weight and gradients.weight is None
@@ -85,7 +85,7 @@ def _joint_gradients(source: Source, call: LayerCall, grad: GradientSource, sink
         return Gradients(of_x, sums, call.restrict(of_weight))
     if not (call.sparse[INPUT_GRADIENT] and call.sparse[WEIGHT_GRADIENT] and call.gradient_entries == "active"):
         return None
-    compressed = call.compressed(x.shape)
+    compressed = call.compressed(x)
     if not passes.joint_gradients_fit(compressed):
         return None
     of_x, of_weight = torch.empty_like(x), call.empty_gradient()
@@ -94,7 +94,7 @@ def _joint_gradients(source: Source, call: LayerCall, grad: GradientSource, sink
 
 def _sparse_input_gradient(x: Tensor, call: LayerCall, grad: GradientSource, sink: Sink, gradients: Gradients) -> None:
     """Through the sink at once if the passes reach all pixels, else in a sweep of its own."""
-    compressed, target = call.compressed(x.shape), torch.empty_like(x)
+    compressed, target = call.compressed(x), torch.empty_like(x)
     if passes.reaches_all(compressed):
         gradients.x, gradients.sums = target, passes.input_gradient(compressed, grad, sink, target)
     elif compressed.layout.gradient_group is not None:

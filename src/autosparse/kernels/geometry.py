@@ -257,23 +257,30 @@ def _phases(conv: Convolution, axis: int) -> list[_Phase]:
 
 
 @lru_cache(maxsize=1024)
-def forward_group(conv: Convolution, lanes: int, max_vectors: int) -> PassGroup:
+def forward_group(conv: Convolution, lanes: int, max_vectors: int, cell_bytes: int = FLOAT_BYTES) -> PassGroup:
     """The forward pass; the weight gradient has the same geometry."""
     source, target = Plane(conv.in_channels, conv.in_size), Plane(conv.out_channels, conv.out_size)
-    return _group(conv, source, target, (forward_grid(conv),), True, lanes, max_vectors)
+    return _group(conv, source, target, (forward_grid(conv),), True, lanes, max_vectors, cell_bytes)
 
 
 @lru_cache(maxsize=1024)
-def gradient_group(conv: Convolution, lanes: int, max_vectors: int) -> PassGroup | None:
+def gradient_group(conv: Convolution, lanes: int, max_vectors: int, cell_bytes: int = FLOAT_BYTES) -> PassGroup | None:
     """The passes of the input gradient; None if no input pixel reaches the output."""
     source, target = Plane(conv.out_channels, conv.out_size), Plane(conv.in_channels, conv.in_size)
     grids = gradient_grids(conv)
     phases = min(conv.stride[0], conv.in_size[0]) * min(conv.stride[1], conv.in_size[1])
-    return _group(conv, source, target, grids, len(grids) == phases, lanes, max_vectors) if grids else None
+    return _group(conv, source, target, grids, len(grids) == phases, lanes, max_vectors, cell_bytes) if grids else None
 
 
 def _group(
-    conv: Convolution, source: Plane, target: Plane, grids: tuple[Grid, ...], covers: bool, lanes: int, max_vectors: int
+    conv: Convolution,
+    source: Plane,
+    target: Plane,
+    grids: tuple[Grid, ...],
+    covers: bool,
+    lanes: int,
+    max_vectors: int,
+    cell_bytes: int,
 ) -> PassGroup:
     largest = (max(grid.size[0] for grid in grids), max(grid.size[1] for grid in grids))
     taps = [tap for grid in grids for tap in grid.taps]
@@ -291,7 +298,7 @@ def _group(
     group = PassGroup(conv.images, source, target, grids, tiling, window, 1, covers)
     _check_limits(group)
     slots = max(sum(rows) * sum(cols) for rows, cols in map(group.used, grids))
-    most = min(BLOCK_BYTES // (slots * lanes * FLOAT_BYTES), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
+    most = min(BLOCK_BYTES // (slots * lanes * cell_bytes), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
     group = replace(group, block_channels=_block_channels(source.channels, max(1, most), lanes))
     if group.blocks * target.channels * len(grids) > INT32_MAX // 2:
         raise ValueError(

@@ -56,21 +56,21 @@ class LayerCall:
 
     # ---- what the kernels need ---------------------------------------------------------------------------------------
 
-    def layout(self, x_shape: torch.Size) -> Layout:
-        return layout_for(_convolution(x_shape, self.shape, self.geometry), self.format is torch.channels_last)
+    def layout(self, x: Tensor) -> Layout:
+        return layout_for(_convolution(x.shape, self.shape, self.geometry), self.format is torch.channels_last, x.dtype)
 
-    def compressed(self, x_shape: torch.Size) -> Compressed:
+    def compressed(self, x: Tensor) -> Compressed:
         """Found once: the weight of a call does not change."""
         if self._compressed is None:
-            self._compressed = WEIGHTS.find(self.layout(x_shape), self.dense_weight.contiguous(memory_format=self.format))
+            self._compressed = WEIGHTS.find(self.layout(x), self.dense_weight.contiguous(memory_format=self.format))
             self._compressed.users.add(self)
         return self._compressed
 
-    def pattern(self, x_shape: torch.Size) -> Compressed:
+    def pattern(self, x: Tensor) -> Compressed:
         """Where the weight gets a gradient."""
         if self.gradient_entries != "mask" or self.mask is None:
-            return self.compressed(x_shape)
-        return WEIGHTS.find(self.layout(x_shape), self.mask.contiguous(memory_format=self.format))
+            return self.compressed(x)
+        return WEIGHTS.find(self.layout(x), self.mask.contiguous(memory_format=self.format))
 
     def skips(self, which: int, *tensors: Tensor) -> bool:
         """Whether a pass runs on the sparse kernels."""
@@ -98,7 +98,7 @@ class LayerCall:
         if not self.skips(FORWARD, x):
             return self._dense_forward(x, result)
         bias = None if self.bias is None else self.bias.contiguous()
-        passes.forward(self.compressed(x.shape), Source(self._ordered(x)), bias, PLAIN_STORE, result)
+        passes.forward(self.compressed(x), Source(self._ordered(x)), bias, PLAIN_STORE, result)
         return result
 
     def empty_result(self, x: Tensor, shape_of: Callable[..., Sequence[int]] = checks.conv2d_shape) -> Tensor:
@@ -112,7 +112,7 @@ class LayerCall:
     def input_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         result = self.empty_input_gradient(x)
         if self.skips(INPUT_GRADIENT, x):
-            passes.input_gradient(self.compressed(x.shape), Source(self._ordered(grad)), PLAIN_STORE, result)
+            passes.input_gradient(self.compressed(x), Source(self._ordered(grad)), PLAIN_STORE, result)
             return result
         if self.geometry is None:
             return result.copy_(dense.linear_input_gradient(grad, self.weight_as(grad)))
@@ -126,7 +126,7 @@ class LayerCall:
         if self.skips(WEIGHT_GRADIENT, x):
             result = self.empty_gradient() if into is None else into
             sources = Source(self._ordered(x)), Source(self._ordered(grad))
-            passes.weight_gradient(self.pattern(x.shape), *sources, result, adds=into is not None)
+            passes.weight_gradient(self.pattern(x), *sources, result, adds=into is not None)
             return result
         if self.geometry is None:
             result = self.restrict(dense.linear_weight_gradient(grad, x))

@@ -9,12 +9,13 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from autosparse.kernels.geometry import INT32_MAX, Convolution, Grid, PassGroup, forward_group, gradient_group
+from autosparse.kernels.geometry import FLOAT_BYTES, INT32_MAX, Convolution, Grid, PassGroup, forward_group, gradient_group
 from autosparse.kernels.library import Kernels, kernels
 from autosparse.kernels.training_table import Pass, TransposedLayout, WeightLayout
 
 # Work items for every thread, so that a thread which started late does not keep the others waiting.
 ITEMS_PER_THREAD = 4
+HALF_BYTES = 2  # of a bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +57,21 @@ def row_parts(group: PassGroup, threads: int, lanes: int) -> int:
     return max(1, min(math.ceil(ITEMS_PER_THREAD * threads / group.tiles), math.ceil(group.target.channels / lanes)))
 
 
-def layout_for(conv: Convolution, channels_last: bool) -> Layout:
-    """The layout of a layer whose weight has this memory order, for the kernels in use."""
-    return _layout(conv, channels_last and conv.taps > 1, kernels())
+def layout_for(conv: Convolution, channels_last: bool, dtype: torch.dtype = torch.float32) -> Layout:
+    """The layout of a layer whose weight has this memory order, for the kernels in use and activations of this type."""
+    using = kernels()
+    halves = dtype is torch.bfloat16 and using.pairs  # else tiles are packed in float32, whatever the activations are
+    return _layout(conv, channels_last and conv.taps > 1, using, HALF_BYTES if halves else FLOAT_BYTES)
 
 
 @lru_cache(maxsize=1024)
-def _layout(conv: Convolution, channels_last: bool, using: Kernels) -> Layout:
+def _layout(conv: Convolution, channels_last: bool, using: Kernels, cell_bytes: int) -> Layout:
     if conv.in_channels * conv.taps > INT32_MAX:
         raise ValueError(
             f"a row of the weight has {conv.in_channels * conv.taps} columns; the sparse kernels count to {INT32_MAX}"
         )
-    forward = forward_group(conv, using.lanes, using.max_vectors)
-    gradient = gradient_group(conv, using.lanes, using.max_vectors)
+    forward = forward_group(conv, using.lanes, using.max_vectors, cell_bytes)
+    gradient = gradient_group(conv, using.lanes, using.max_vectors, cell_bytes)
     weight = WeightLayout(conv.out_channels, conv.in_channels, conv.taps, forward.block_channels, int(channels_last))
     offsets = _forward_columns(conv, forward)
     rows = _transposed_phases(conv, gradient) * gradient.blocks * conv.in_channels if gradient else 0
