@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -60,8 +61,8 @@ def difference(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm())
 
 
-def check(case: Case, entries: str | Tensor) -> None:
-    """Against float64; torch's dense bfloat16 may be wrong by as much."""
+def check(case: Case, entries: str | Tensor, margin: float = MARGIN) -> dict[str, tuple[float, float]]:
+    """Against float64; torch's dense bfloat16 may be wrong by as much. Gives the squared errors of both."""
     half = case.x.to(HALF)
     found = gradients(case, lambda x, w, b: case.sparse(x, w, b, entries, (True, True, True)), half, case.weight, case.bias)
     exact = gradients(case, case.dense, *(None if each is None else each.double() for each in (case.x, case.weight, case.bias)))  # type: ignore[arg-type]
@@ -70,14 +71,17 @@ def check(case: Case, entries: str | Tensor) -> None:
     assert found.output.dtype is found.x.dtype is HALF
     assert found.weight.dtype is torch.float32
     assert not found.weight[~receives].any()
+    errors = {}
     for name in ("output", "x", "weight", "bias"):
         ours, truth, torchs = (getattr(each, name) for each in (found, exact, dense))
         if ours is None:
             continue
         if name == "weight":
             truth, torchs = truth * receives, torchs * receives
-        allowed = max(MARGIN * difference(torchs, truth), ROUNDING * float(truth.norm()))
-        assert difference(ours, truth) <= allowed + 1e-12, name
+        error, of_torch = difference(ours, truth), difference(torchs, truth)
+        assert error <= max(margin * of_torch, ROUNDING * float(truth.norm())) + 1e-12, name
+        errors[name] = (error**2, of_torch**2)
+    return errors
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -110,10 +114,18 @@ def test_instruction_sets(instruction_set: str, first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 4000, 250))
 def test_thousands_of_random_layers(multiplied_in: str, first: int) -> None:
+    """Few numbers may be unlucky in one layer, so all layers together have the narrow margin."""
+    ours: dict[str, float] = defaultdict(float)
+    torchs: dict[str, float] = defaultdict(float)
     for seed in range(first, first + 250):
         case, entries = random_case(seed)
-        if not case.crashes_torch:
-            check(case, entries)
+        if case.crashes_torch:
+            continue
+        for name, (error, of_torch) in check(case, entries, margin=2.0).items():
+            ours[name] += error
+            torchs[name] += of_torch
+    for name in ours:
+        assert ours[name] <= 1.05**2 * torchs[name], name
 
 
 @pytest.mark.parametrize("which", ["portable", "off"])
