@@ -113,7 +113,7 @@ def test_translations_are_measured_with_and_without_a_sparse_vocabulary(
 ) -> None:
     small = partial(models.transformer, 1200, 16, 2, 32, 1, 1)
     monkeypatch.setattr(models, "build", lambda name: small() if name == "transformer" else None)
-    monkeypatch.setattr(bench, "example", lambda name, batch, inputs: (torch.randint(3, 1200, (batch, 5)),))
+    monkeypatch.setattr(bench, "example", lambda name, batch, inputs, model: (torch.randint(3, 1200, (batch, 5)),))
     given = ["bench", "infer", "transformer", "--sparsity", "0.9", "--batch", "1", "--threads", "1", "--rounds", "1"]
     done = CliRunner().invoke(whole, [*given, "--layers", "--out", str(tmp_path / "speed.json")])
     assert done.exit_code == 0, done.output
