@@ -78,7 +78,7 @@ TORCHES ?= 2.13.0 2.15.0
 torch-range:
 	@for version in $(TORCHES); do \
 		python3 -m venv build/torch-$$version && \
-		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[data]" pytest pytest-xdist hypothesis && \
+		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[app]" pytest pytest-xdist hypothesis && \
 		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not chaos" \
 			tests/sparsifier tests/every_method tests/compute tests/kernels tests/serving tests/training \
 		|| { echo "torch $$version: FAILED"; exit 1; }; \
