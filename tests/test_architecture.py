@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from autosparse.methods import METHODS, Method
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "examples", "benchmarks", "docs", ".ci")
 TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".cpp", ".h", ".cmake"}
 MAX_LINES = 400
 MAX_LINES_OF = {"src/autosparse/sparsifier/sparsifier.py": 500}
 MAX_FUNCTION_LINES = 60
+MAX_DEPTH = 4  # classes from a registered method up to Method, both counted
 # The roots of home and scratch folders, put together from parts so that this file does not match itself.
 MACHINE_PATH = re.compile("(?<![A-Za-z0-9_.~-])/" + "(home|root|Users|work|tmp|opt|mnt)/" + r"[\w.-]+|[A-Z]:\\Users\\")
 
@@ -94,6 +97,16 @@ def test_functions_are_small(folder: str) -> None:
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]
     assert long == []
+
+
+def depth(kind: type) -> int:
+    """How many classes the longest chain from this one up to Method has."""
+    return 1 + max((depth(parent) for parent in kind.__bases__ if issubclass(parent, Method)), default=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_a_few_classes_deep(name: str) -> None:
+    assert 1 < depth(METHODS[name]) <= MAX_DEPTH
 
 
 def overrides_forward(node: ast.AST) -> bool:
