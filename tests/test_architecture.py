@@ -1,6 +1,7 @@
 """The house keeps its shape: imports point one way, files stay small, nothing depends on one machine."""
 
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -10,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from autosparse.methods import METHODS, Method
+from autosparse.methods.families import base
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "examples", "benchmarks", "docs", ".ci")
 TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".cpp", ".h", ".cmake"}
 MAX_LINES = 400
 MAX_LINES_OF = {"src/autosparse/sparsifier/sparsifier.py": 500}
 MAX_FUNCTION_LINES = 60
+MAX_HOOKS = 12
+MAX_DEPTH = 4  # classes from a registered method up to Method, both counted
 # The roots of home and scratch folders, put together from parts so that this file does not match itself.
 MACHINE_PATH = re.compile("(?<![A-Za-z0-9_.~-])/" + "(home|root|Users|work|tmp|opt|mnt)/" + r"[\w.-]+|[A-Z]:\\Users\\")
 
@@ -94,6 +100,52 @@ def test_functions_are_small(folder: str) -> None:
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]
     assert long == []
+
+
+def hooks(kind: type) -> set[str]:
+    """The functions with which a class answers the Sparsifier."""
+    return {name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")}
+
+
+def optional_hooks() -> set[str]:
+    """The functions that only some methods have: those of the protocols that tell such methods apart."""
+    protocols = [kind for kind in vars(base).values() if getattr(kind, "_is_runtime_protocol", False)]
+    assert protocols
+    return set().union(*map(hooks, protocols))
+
+
+def asked_of_methods() -> set[str]:
+    """The functions of registered methods that code outside of `methods` uses."""
+    methods = ROOT / "src" / "autosparse" / "methods"
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py") if methods not in path.parents]
+    used = {
+        node.attr
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"(.*\.)?method", ast.unparse(node.value))
+    }
+    return {name for name in used if any(inspect.isfunction(getattr(kind, name, None)) for kind in METHODS.values())}
+
+
+def depth(kind: type) -> int:
+    """How many classes the longest chain from this one up to Method has."""
+    return 1 + max((depth(parent) for parent in kind.__bases__ if issubclass(parent, Method)), default=0)
+
+
+def test_methods_have_few_hooks() -> None:
+    assert 0 < len(hooks(Method)) <= MAX_HOOKS
+    assert asked_of_methods() == hooks(Method) | optional_hooks()
+    assert not hooks(Method) & optional_hooks()
+
+
+def test_the_page_lists_the_hooks() -> None:
+    page = (ROOT / "docs" / "writing-a-method.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE)) == hooks(Method) | optional_hooks()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_a_few_classes_deep(name: str) -> None:
+    assert 1 < depth(METHODS[name]) <= MAX_DEPTH
 
 
 def overrides_forward(node: ast.AST) -> bool:

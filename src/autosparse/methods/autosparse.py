@@ -220,9 +220,10 @@ class AutoSparse(LearnedThreshold):
     def _fill_in(self) -> None:
         """Give the fields that were left out the values of the preset."""
         preset = preset_of(self.preset)
+        alpha = self.usual_alpha() if self.preset is None else preset.alpha
         ramp = self.target_ramp if self.goal is not None else None
         values = {
-            "alpha": None if self.autotune else preset.alpha,
+            "alpha": None if self.autotune else alpha,
             "zero_epoch": zero_moment(preset, ramp, self.schedule == "constant"),
             "alpha_per": EPOCH if self.autotune else preset.alpha_per,
         }
@@ -231,9 +232,13 @@ class AutoSparse(LearnedThreshold):
             if getattr(self, name) is None or (self.preset is not None and getattr(self, name) == defaults[name]):
                 object.__setattr__(self, name, value)
 
+    def usual_alpha(self) -> float:
+        """alpha at the start, where neither it nor a preset is given."""
+        return preset_of(None).alpha
+
     def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
         if "alpha_per" in saved:
-            return super().as_saved(saved)
+            return self, saved
         # a state of 0.1: no zero_epoch was never, and alpha moved per epoch
         zero = NEVER if saved.get("zero_epoch") is None else saved["zero_epoch"]
         left_out = self.zero_epoch == replace(self, zero_epoch=None).zero_epoch

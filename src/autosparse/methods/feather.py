@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autosparse.methods.autosparse import AutoSparse
-from autosparse.methods.families.base import About
+from autosparse.methods.families.base import About, Method
 from autosparse.methods.presets import RAMP
 from autosparse.methods.registry import register
 
 HIGH_SPARSITY = 0.95  # above it the authors halve the gradient of pruned weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class FeatherThreshold(Method):
+    """For an AutoSparse: one shared threshold with a cubic-root shape; alpha starts at the authors' theta."""
+
+    g: str = "identity"
+    threshold: str = "shared"
+    start_sparsity: float | None = 0.0
+    target_sparsity: float | None = 0.9
+    target_ramp: float = 0.5
+    shape: float = 3.0
+
+    def usual_alpha(self) -> float:
+        return 0.5 if (self.target_sparsity or 0) > HIGH_SPARSITY else 1.0
+
+
 @register
-class Feather(AutoSparse):
+class Feather(FeatherThreshold, AutoSparse):
     """One threshold for all layers, shaped between soft and hard, reached at half of the run.
 
     AutoSparse with one shared threshold, a cubic-root shape and a constant alpha (the authors' theta).
@@ -28,21 +45,10 @@ class Feather(AutoSparse):
     )
 
     schedule: str = "constant"
-    g: str = "identity"
-    threshold: str = "shared"
-    start_sparsity: float | None = 0.0
-    target_sparsity: float | None = 0.9
-    target_ramp: float = 0.5
-    shape: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.alpha is None and self.autotune is None and self.preset is None:
-            object.__setattr__(self, "alpha", 0.5 if (self.target_sparsity or 0) > HIGH_SPARSITY else 1.0)
-        super().__post_init__()
 
 
 @register
-class FeatherGA(Feather):
+class FeatherGA(FeatherThreshold, AutoSparse):
     """Feather whose gradients of pruned weights are scaled by an annealed alpha.
 
     As alpha falls, the weight gradient becomes sparse as well.
@@ -57,5 +63,4 @@ class FeatherGA(Feather):
         reference="Feather (BMVC 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
     )
 
-    schedule: str = "sigmoid-cosine"
     zero_epoch: int | float | str | None = RAMP

@@ -10,15 +10,14 @@ from torch import Tensor
 from autosparse.layer import Layer
 from autosparse.methods.families.base import About, Run, require
 from autosparse.methods.families.budget import count_of_all, top_of_all
-from autosparse.methods.families.drop_grow import replace
+from autosparse.methods.families.drop_grow import DropAndGrow, GrowsByGradient, replace
 from autosparse.methods.families.fixed_mask import mask_of, set_mask
 from autosparse.methods.registry import register
-from autosparse.methods.rigl import RigL
 from autosparse.schedules import cubic
 
 
 @register
-class GraNet(RigL):
+class GraNet(GrowsByGradient, DropAndGrow):
     """Prunes from a sparse start to the final sparsity while regrowing by gradient: GMP's step, then RigL's.
 
     Starts sparse; every update prunes globally along a cubic ramp, then drops by |w| and grows by |G| in each layer.
@@ -35,9 +34,9 @@ class GraNet(RigL):
     )
 
     distribution: str = "erk"
+    update_every: int | None = 100
     drop_fraction: float = 0.5
     final_drop_fraction: float = 0.005
-    update_end: float = 1.0
     start_sparsity: float = 0.5
     ramp_end: float = 0.3
 

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autosparse.methods.autosparse import AutoSparse
-from autosparse.methods.families.base import About, require
+from autosparse.methods.families.base import About, Method, require
 from autosparse.methods.presets import RAMP
 from autosparse.methods.registry import register
 
 
+@dataclass(frozen=True, kw_only=True)
+class ST3Threshold(Method):
+    """For an AutoSparse: one shared threshold, in units of each layer's spread with `sigma`, and rescaled channels."""
+
+    alpha: float | None = 1.0
+    g: str = "identity"
+    threshold: str = "shared"
+    start_sparsity: float | None = 0.0
+    target_sparsity: float | None = 0.9
+    rescale: bool = True
+    sigma: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sigma:
+            require(self.threshold in ("shared", "sigma"), f"sigma = True needs one shared threshold, not {self.threshold!r}")
+            object.__setattr__(self, "threshold", "sigma")
+        super().__post_init__()
+
+
 @register
-class ST3(AutoSparse):
+class ST3(ST3Threshold, AutoSparse):
     """One soft threshold for all layers on a cubic ramp, straight-through gradients, rescaled channels.
 
     AutoSparse with one shared threshold that follows a cubic ramp, rescaled channels and alpha = 1 throughout.
@@ -25,25 +46,12 @@ class ST3(AutoSparse):
         "Sparse Training?, WACV 2023, arXiv 2212.01076",
     )
 
-    alpha: float | None = 1.0
     schedule: str = "constant"
-    g: str = "identity"
-    threshold: str = "shared"
-    start_sparsity: float | None = 0.0
-    target_sparsity: float | None = 0.9
     target_ramp: float = 1.0
-    rescale: bool = True
-    sigma: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sigma:
-            require(self.threshold in ("shared", "sigma"), f"sigma = True needs one shared threshold, not {self.threshold!r}")
-            object.__setattr__(self, "threshold", "sigma")
-        super().__post_init__()
 
 
 @register
-class ST3GA(ST3):
+class ST3GA(ST3Threshold, AutoSparse):
     """ST-3 whose gradients of pruned weights are scaled by an annealed alpha.
 
     As alpha falls, the weight gradient becomes sparse as well.
@@ -58,6 +66,4 @@ class ST3GA(ST3):
         reference="ST-3 (WACV 2023) with the Gradient Annealing of AutoSparse (arXiv 2304.06941); this library",
     )
 
-    schedule: str = "sigmoid-cosine"
     zero_epoch: int | float | str | None = RAMP
-    target_ramp: float = 0.7

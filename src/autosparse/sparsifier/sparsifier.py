@@ -16,7 +16,7 @@ from autosparse.compute.compute import Compute, LayerPlan
 from autosparse.compute.small_layers import SmallLayers
 from autosparse.cost import Ledger, Profile, Recorder, profile
 from autosparse.layer import Layer
-from autosparse.methods.families.base import LooksAtData, Method, Stateful, TrainsInRounds, first_and_last
+from autosparse.methods.families.base import LooksAtData, Method, ReachesTarget, Stateful, TrainsInRounds, first_and_last
 from autosparse.quantization import fake
 from autosparse.sparsifier import plain
 from autosparse.sparsifier.averages import finalize_copy
@@ -153,7 +153,7 @@ class Sparsifier:
     @property
     def at_target(self) -> bool:
         """Whether the run has its final sparsity, within half a point: compare models of this moment and later ones alone."""
-        return self.method.at_target(self)
+        return not isinstance(self.method, ReachesTarget) or self.method.at_target(self)
 
     @property
     def cost(self) -> RunCost:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autosparse.common.ranks import from_first_rank, mean_over_ranks, ranks
-from autosparse.methods.families.base import Method, Stateful, plain_fields
+from autosparse.methods.families.base import Method, ReadsOlderStates, Stateful, plain_fields
 from autosparse.methods.families.rounds import in_time_of_one_round
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def load_state(sp: Sparsifier, state: Mapping[str, Any]) -> None:
 
 def _as_saved(method: Method, fields: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
     try:
-        return method.as_saved(fields)
+        return method.as_saved(fields) if isinstance(method, ReadsOlderStates) else (method, fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged: its fields cannot be read ({error})") from error
 

@@ -114,6 +114,20 @@ class TrainsInRounds(Protocol):
     def next_round(self, sp: Any) -> bool: ...
 
 
+@runtime_checkable
+class ReachesTarget(Protocol):
+    """A method that reaches its final zeros during the run: `sp.at_target`. Models from before are denser, so often better."""
+
+    def at_target(self, sp: Any) -> bool: ...
+
+
+@runtime_checkable
+class ReadsOlderStates(Protocol):
+    """A method whose defaults have changed: itself and the fields of a saved one, both with the defaults of that version."""
+
+    def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """Base of all methods: frozen dataclasses. What changes over time lives in the memory and the parts of the Sparsifier."""
@@ -174,14 +188,6 @@ class Method:
         """Densities of the forward, input-gradient and weight-gradient passes of the present step, one value per layer."""
         floors = [layer.parametrization.gradient_floor() for layer in sp.layers]
         return density, density, density.maximum(torch.tensor(floors, dtype=density.dtype, device=density.device))
-
-    def as_saved(self, saved: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
-        """This method and the fields of a saved one, both with an older version's defaults where the state is of one."""
-        return self, saved
-
-    def at_target(self, sp: Run) -> bool:
-        """Whether the zeros are those that the run ends with; models from before it are denser, so often better."""
-        return True
 
     def notes(self, sp: Run) -> list[str]:
         """Lines that the report adds for this method."""

@@ -1,4 +1,4 @@
-"""One drop-and-grow for RigL, SET and SNFS, and its parts for DSR and MEST: exact counts from scores, and when to use them."""
+"""One drop-and-grow for RigL, GraNet, SET and SNFS, and its parts for DSR and MEST: exact counts from scores, and when."""
 
 from __future__ import annotations
 
@@ -121,3 +121,16 @@ class DropAndGrow(Budgeted):
             active = mask_of(layer)
             count = int(fraction * int(torch.count_nonzero(active)))
             set_mask(sp, layer, replace(active, self.drop_scores(layer, sp), self.grow_scores(layer, sp), count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowsByGradient(Budgeted):
+    """For a DropAndGrow: weights grow where the gradient is largest; pruned ones receive it at updates alone."""
+
+    when = "before"
+
+    def gate(self, sp: Run) -> float:
+        return 1.0 if self.due(sp) else 0.0
+
+    def grow_scores(self, layer: Layer, sp: Run) -> Tensor:
+        return sp.gradient(layer).abs()
