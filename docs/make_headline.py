@@ -54,7 +54,7 @@ def drawn_panel(panel: dict[str, Any], top: float) -> tuple[list[str], float]:
         marks.append(f'<text class="end" x="{LEFT - 10}" y="{middle:g}">{escape(bar["name"])}</text>')
         marks.append(f'<rect class="{kind}" x="{LEFT}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="3"/>')
         gain = bar.get("ratio", base / bar["value"])
-        ratio = "" if bar is bars[0] else f' <tspan class="ratio">{gain:.2f}x</tspan>'
+        ratio = "" if bar is bars[0] or gain is None else f' <tspan class="ratio">{gain:.2f}x</tspan>'
         marks.append(f'<text x="{LEFT + width + 8:.1f}" y="{middle:g}">{number(bar["value"])} {panel["unit"]}{ratio}</text>')
         y += ROW
     for line, words in enumerate((panel["machine"], panel["command"])):
