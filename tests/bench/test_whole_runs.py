@@ -27,12 +27,14 @@ class Pretended:
         folder.mkdir(parents=True)
         lines = [
             {"epoch": epoch + 1, "accuracy": 0.1 * (epoch + 1) + 0.001 * recipe.seed, "seconds": pace * (epoch + 1)}
+            | {"processor_seconds": pace / 2 * (epoch + 1)}
             | ({} if recipe.dense else {"sparsity": 0.9 if epoch >= epochs - 2 else 0.5})
             for epoch in range(epochs)
         ]
         RunFolder(folder).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         sparsity = 0.0 if recipe.dense else 0.9
-        return {"epochs": epochs, "seconds": pace * epochs, "accuracy": lines[-1]["accuracy"], "sparsity": sparsity}
+        times = {"seconds": pace * epochs, "processor_seconds": pace / 2 * epochs}
+        return {"epochs": epochs, **times, "accuracy": lines[-1]["accuracy"], "sparsity": sparsity}
 
 
 @pytest.fixture
@@ -71,6 +73,14 @@ def test_both_sides_fit_into_given_seconds(pretended: Pretended, tmp_path: Path)
     found.run()
     assert pretended.trained[2:] == [("dense", 5, 0), ("autosparse", 10, 0)]
     assert [row.side for row in found.summaries(0.1)][2:] == ["dense, 10 s", "sparse, 10 s"]
+
+
+def test_processor_time_may_be_the_clock(pretended: Pretended, tmp_path: Path) -> None:
+    found = contest(tmp_path, seeds=1, clock="processor_seconds")
+    found.run()
+    rows = found.summaries(0.3)
+    assert [row.seconds for row in rows] == [3.0, 1.5, 3.0]
+    assert [row.seconds_to for row in rows] == [3.0, 1.5, 2.5]
 
 
 def test_a_sparse_run_is_not_there_before_its_zeros() -> None:

@@ -220,7 +220,7 @@ def same_figures(left: Any, right: Any, name: str = "") -> bool:
 
 def untimed(figures: dict[str, Any]) -> dict[str, Any]:
     """Without times, and without the sentence that says how long the planner measured."""
-    times = ("seconds", "compute", "speed", "gain", "step_ms", "dense_step_ms")
+    times = ("seconds", "processor_seconds", "compute", "speed", "gain", "step_ms", "dense_step_ms")
     return {name: value for name, value in figures.items() if name not in times}
 
 

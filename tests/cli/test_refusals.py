@@ -89,3 +89,8 @@ def test_proc_takes_no_files(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_in_place_of_the_runs_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert "is a file; give the name of a folder" in refusal(capsys, "train", "--out", str(tmp_path / "file"))
+
+
+def test_processor_time_of_runs_with_several_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, "bench", "run", "cifar10-resnet20", "--cpu-time")
+    assert "--cpu-time counts the time of all threads together: add --set train.threads=1" in line

@@ -123,7 +123,7 @@ class Workshop:
     def metrics(self, out: str) -> list[dict[str, Any]]:
         """The lines of all epochs without the one thing that may differ: time."""
         lines = [json.loads(line) for line in (self.path / out / "metrics.jsonl").read_text().splitlines()]
-        times = ("seconds", "step_ms", "dense_step_ms")
+        times = ("seconds", "processor_seconds", "step_ms", "dense_step_ms")
         return [{name: value for name, value in line.items() if name not in times} for line in lines]
 
     def json(self, out: str, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,7 @@ from autosparse.training.folder import RunFolder
 from autosparse.training.run import train
 
 AT_TARGET = 0.005  # points of sparsity within which an epoch has the sparsity that the run ends with
+CLOCKS = {"seconds": "wall clock", "processor_seconds": "processor time"}
 DENSE, SPARSE, MORE = "dense", "sparse", "sparse, seconds of dense"
 
 Say = Callable[[str], None]
@@ -64,6 +65,7 @@ class Contest:
     seeds: int
     seconds: float | None = None  # to train for; by default what the dense recipe takes
     say: Say = print
+    clock: Literal["seconds", "processor_seconds"] = "seconds"
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self) -> None:
@@ -87,8 +89,8 @@ class Contest:
         self.say(f"{side}: {recipe.train.epochs} epochs, seed {seed}")
         result = train(recipe.model_copy(update={"seed": recipe.seed + seed}), folder, start_or_resume=True, quiet=True)
         lines = RunFolder(folder).read_metrics()
-        curve = tuple((line["seconds"], line["accuracy"], line.get("sparsity") or 0.0) for line in lines)
-        numbers = (result["epochs"], result["seconds"], result["accuracy"], result["sparsity"])
+        curve = tuple((line[self.clock], line["accuracy"], line.get("sparsity") or 0.0) for line in lines)
+        numbers = (result["epochs"], result[self.clock], result["accuracy"], result["sparsity"])
         self.outcomes.append(Outcome(side, seed, folder, *numbers, curve))
 
     def _mean_seconds(self, side: str) -> float:
@@ -139,7 +141,8 @@ def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
 
 def content(contest: Contest, accuracy: float, command: Sequence[str]) -> Mapping[str, Any]:
     """What the JSON file holds."""
-    facts = conditions(kernels.instruction_set() if kernels.available() else None, (), timed="wall clock of whole runs")
+    timed = f"{CLOCKS[contest.clock]} of whole runs"
+    facts = conditions(kernels.instruction_set() if kernels.available() else None, (), timed=timed)
     rows = [vars(row) for row in contest.summaries(accuracy)]
     runs = [{**vars(each), "folder": each.folder.name, "curve": each.curve} for each in contest.outcomes]
     threads = contest.recipe.train.threads or torch.get_num_threads()

@@ -36,6 +36,7 @@ def run(
     seeds: int = typer.Option(1, min=1, help="Runs of each side."),
     seconds: float | None = typer.Option(None, min=0.001, help="Train both for about so long; as dense by default."),
     accuracy: float | None = typer.Option(None, min=0, max=1, help="Accuracy to reach; by default what all runs reach."),
+    cpu_time: bool = typer.Option(False, "--cpu-time", help="Processor time instead of the wall clock, for a busy machine."),
     out: Path | None = typer.Option(None, help="Folder of the runs; runs/bench-RECIPE by default."),
     report: bool = typer.Option(True, help="Write the HTML report."),
     allow_code: list[str] = ALLOW_CODE,
@@ -48,10 +49,12 @@ def run(
     chosen = load_recipe(recipe, changes)
     if chosen.dense:
         raise ValueError(f"{recipe} is dense: give a recipe with a method to compare with its dense twin")
+    if cpu_time and chosen.train.threads != 1:
+        raise ValueError("--cpu-time counts the time of all threads together: add --set train.threads=1")
     images = ["train.channels_last=true"] if chosen.data.kind == "images" else []
     dense = dense_of(load_recipe(recipe, [*changes, *images, *dense_changes]))
     folder = out or Path("runs") / f"bench-{chosen.name}"
-    contest = Contest(alone(chosen), dense, folder, seeds, seconds, typer.echo)
+    contest = Contest(alone(chosen), dense, folder, seeds, seconds, typer.echo, "processor_seconds" if cpu_time else "seconds")
     contest.run()
     goal = contest.common_accuracy() if accuracy is None else accuracy
     show(contest.summaries(goal), goal, seeds)

@@ -27,6 +27,7 @@ def metrics(session: Session, epoch: int, loss: float, rate: float, alpha: float
         "validation_loss": score.loss,
         "accuracy": score.accuracy,
         "seconds": session.seconds,
+        "processor_seconds": session.processor_seconds,
     }
     if session.sp is not None:
         past = session.sp.history[-1]

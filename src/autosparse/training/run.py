@@ -306,6 +306,7 @@ def result(session: Session, base: dict[str, Any] | None) -> dict[str, Any]:
         "epochs": position.epoch,
         "step": position.step,
         "seconds": session.seconds,
+        "processor_seconds": session.processor_seconds,
         "loss": lines[-1]["loss"] if lines and lines[-1]["epoch"] == position.epoch else None,
         "best_accuracy": position.best_accuracy,
         "best_epoch": position.best_epoch,

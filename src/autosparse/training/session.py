@@ -33,6 +33,7 @@ class Position:
     batch: int = 0
     step: int = 0
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     best_accuracy: float = -1.0
     best_sparsity: float = 0.0
     best_epoch: int = 0
@@ -67,6 +68,7 @@ class Session:
         )
         self.last_accuracy: float | None = None
         self._began = self._saved = time.monotonic()
+        self._processor_began = time.process_time()
         self._board = None
         if self.processes.leads and importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -79,6 +81,11 @@ class Session:
         return self.position.seconds + time.monotonic() - self._began
 
     @property
+    def processor_seconds(self) -> float:
+        """The same in processor time of this process, which other work on the machine hardly changes."""
+        return self.position.processor_seconds + time.process_time() - self._processor_began
+
+    @property
     def save_due(self) -> bool:
         return time.monotonic() - self._saved > 60 * self.recipe.train.save_minutes
 
@@ -86,11 +93,12 @@ class Session:
         """Write a checkpoint; every rank calls it."""
         self.check_finite()
         self._saved = time.monotonic()
+        times = {"seconds": self.seconds, "processor_seconds": self.processor_seconds}
         ranks = self.processes.gather({"random": randomness.state(), "loss_sum": float(self.loss_sum)})
         rest = {
             "recipe": dump_recipe(self.recipe),
             "world": self.processes.world,
-            "position": {**asdict(self.position), "seconds": self.seconds},
+            "position": {**asdict(self.position), **times},
             "sparsifier": None if self.sp is None else self.sp.state_dict(),
             "ranks": ranks,
         }
