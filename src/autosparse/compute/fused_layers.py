@@ -15,6 +15,8 @@ from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
+from autosparse.kernels.library import kernels
+from autosparse.kernels.memory import is_images_last
 
 
 class Normalised(NamedTuple):
@@ -23,6 +25,18 @@ class Normalised(NamedTuple):
     raw: Tensor
     folded: Tensor
     relu: bool = False
+
+
+def to_images(x: Tensor) -> Tensor:
+    """The same tensor with images last, where that fills vectors: the order in which the kernels are fastest."""
+    using = kernels()
+    fills = x.dim() == 4 and x.shape[0] % using.lanes == 0 and x.dtype in (torch.float32, torch.bfloat16)
+    return autograd.in_order(x, images_last=True) if fills and not is_images_last(x) else x
+
+
+def to_channels(x: Tensor) -> Tensor:
+    """The same tensor in an order that torch knows."""
+    return autograd.in_order(x, images_last=False) if is_images_last(x) else x
 
 
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:
