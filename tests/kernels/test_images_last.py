@@ -41,9 +41,8 @@ def random_case(seed: int, dtype: torch.dtype) -> Case:
     torch.manual_seed(seed)
     images = library.lanes() * choose.choice([1, 1, 2, 3])
     inputs, middle, outputs = choose.randint(1, 40), choose.randint(1, 70), choose.randint(1, 70)
-    kernel, stride, dilation = ((choose.choice(values), choose.choice(values)) for values in ((1, 1, 2, 3), (1, 1, 2), (1, 1, 2)))
-    if choose.random() < 0.4:
-        kernel = (1, 1)
+    kernel = choose.choice([(1, 1), (3, 3), (choose.randint(1, 3), choose.randint(1, 3))])
+    stride, dilation = ((choose.choice((1, 1, 2)), choose.choice((1, 1, 2))) for _ in range(2))
     padding = choose.randint(0, kernel[0]), choose.randint(0, kernel[1])
     size = tuple(max(choose.randint(1, 17), d * (k - 1) + 1) for k, d in zip(kernel, dilation, strict=True))
     density = choose.choice([0.05, 0.3, 1.0])

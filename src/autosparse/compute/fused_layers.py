@@ -15,8 +15,10 @@ from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
-from autosparse.kernels.library import kernels
+from autosparse.kernels.library import lanes
 from autosparse.kernels.memory import is_images_last
+
+TURNED = (torch.float32, torch.bfloat16)
 
 
 class Normalised(NamedTuple):
@@ -27,11 +29,11 @@ class Normalised(NamedTuple):
     relu: bool = False
 
 
-def to_images(x: Tensor) -> Tensor:
+def to_images(x: Tensor | float) -> Tensor | float:
     """The same tensor with images last, where that fills vectors: the order in which the kernels are fastest."""
-    using = kernels()
-    fills = x.dim() == 4 and x.shape[0] % using.lanes == 0 and x.dtype in (torch.float32, torch.bfloat16)
-    return autograd.in_order(x, images_last=True) if fills and not is_images_last(x) else x
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in TURNED or x.shape[0] % lanes() or is_images_last(x):
+        return x
+    return autograd.in_order(x, images_last=True)
 
 
 def to_channels(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from autosparse.compute import fused_layers
 
 CONVOLUTIONS = (fused_layers.conv_norm, fused_layers.joined_conv_norm)
 STEPS = (*CONVOLUTIONS, fused_layers.activated, fused_layers.joined)
+TURNS = (fused_layers.plain, fused_layers.to_images, fused_layers.to_channels)
 # Turning what enters and leaves costs as much as a convolution gains.
 LEAST_CONVOLUTIONS = 2
 
@@ -52,14 +53,19 @@ def _gains(network: Iterable[fx.Node], root: nn.Module) -> bool:
 
 
 def _convolutions(network: Iterable[fx.Node], root: nn.Module) -> list[nn.Conv2d]:
-    nodes = [node.args[-2] if node.target is fused_layers.joined_conv_norm else node.args[0] for node in network if node.target in CONVOLUTIONS]
-    modules = [root.get_submodule(str(node.target)) for node in nodes if isinstance(node, fx.Node)]
+    calls = (node for node in network if node.target in CONVOLUTIONS)
+    read = (each for call in calls for each in call.all_input_nodes if each.op == "get_attr")
+    modules = (root.get_submodule(str(each.target)) for each in read)
     return [module for module in modules if isinstance(module, nn.Conv2d)]
 
 
 def _turn_inputs(graph: fx.Graph, network: list[fx.Node]) -> None:
     turned: dict[fx.Node, fx.Node] = {}
-    for node in network:
+    for node in list(graph.nodes):
+        if node not in network:
+            if not _writes_nothing(node):  # what is turned must be turned again
+                turned.clear()
+            continue
         for given in node.all_input_nodes:
             if given in network or given.op == "get_attr":
                 continue
@@ -67,6 +73,10 @@ def _turn_inputs(graph: fx.Graph, network: list[fx.Node]) -> None:
                 with graph.inserting_before(node):
                     turned[given] = graph.call_function(fused_layers.to_images, (given,))
             node.replace_input_with(given, turned[given])
+
+
+def _writes_nothing(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr") or _is_inside(node) or node.target in TURNS
 
 
 def _turn_results(graph: fx.Graph, network: list[fx.Node]) -> None:
@@ -81,4 +91,4 @@ def _turn_results(graph: fx.Graph, network: list[fx.Node]) -> None:
 
 def _is_tensor(node: fx.Node) -> bool:
     """Else a normalised value."""
-    return node.target is fused_layers.joined or (node.target is operator.getitem and node.args[1] == 0)
+    return node.target is fused_layers.joined or (node.target is operator.getitem and node.args[1:] == (0,))

@@ -24,7 +24,7 @@ from autosparse.kernels import fused_layer, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall
-from autosparse.kernels.memory import empty_pixels, in_kernel_order, is_eager_memory, is_images_last
+from autosparse.kernels.memory import in_kernel_order, is_eager_memory, is_images_last
 from autosparse.kernels.pixels import TO_JOINED, TO_JOINED_ACTIVATED, GradientSource, Sink, Source
 
 # ---- one layer -------------------------------------------------------------------------------------------------------

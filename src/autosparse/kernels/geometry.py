@@ -284,9 +284,7 @@ def _work_of(conv: Convolution, source: Plane, target: Plane, grids: tuple[Grid,
     largest = (max(grid.size[0] for grid in grids), max(grid.size[1] for grid in grids))
     taps = [tap for grid in grids for tap in grid.taps]
     extent = (max(tap.row for tap in taps) + 1, max(tap.col for tap in taps) + 1)
-    return Work(
-        conv.images, largest, extent, grids[0].in_step, source.channels, target.channels, conv.taps / len(grids)
-    )
+    return Work(conv.images, largest, extent, grids[0].in_step, source.channels, target.channels, conv.taps / len(grids))
 
 
 def _tiling(conv: Convolution, work: Work, unit: VectorUnit) -> Tiling:

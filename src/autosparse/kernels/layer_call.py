@@ -175,9 +175,7 @@ class LayerCall:
 
 
 @lru_cache(maxsize=1024)
-def _convolution(
-    x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry | None, images_last: bool
-) -> Convolution:
+def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry | None, images_last: bool) -> Convolution:
     if geometry is None:
         return Convolution(1, x_shape[-1], (1, x_shape[:-1].numel()), weight_shape[0])
     conv = Convolution(

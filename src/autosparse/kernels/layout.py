@@ -95,7 +95,8 @@ def _prepare(conv: Convolution, group: PassGroup, grid: Grid) -> PreparedPass:
     used = tuple(torch.tensor(flags, dtype=torch.uint8) for flags in group.used(grid))
     tiling, window = group.tiling, group.window
     native = Pass(
-        group.images, int(conv.images_last), *group.source.size, group.source.channels, *group.target.size, group.target.channels,
+        group.images, int(conv.images_last),
+        *group.source.size, group.source.channels, *group.target.size, group.target.channels,
         *grid.size, *grid.out_first, *grid.out_step, *grid.in_first, *grid.in_step,
         *tiling.patch, *tiling.patches, tiling.site_step, tiling.pixel_step, *tiling.tile,
         *window.size, window.slots_per_row, group.block_channels, used[0].data_ptr(), used[1].data_ptr(),
