@@ -106,7 +106,9 @@ def images_tiling(work: Work, unit: VectorUnit) -> Tiling:
         vectors = down * across * tile[0] * tile[1] if work.is_pointwise else work.grid[0] * work.grid[1]
         return _seconds(work, work.grid, tile, vectors)
 
-    return Tiling(unit.lanes, work.grid, (1, 1), min(_tiles(work.grid, unit.max_tile), key=cost))
+    # one row at a time where rows share nothing: longer stretches of memory
+    allowed = (1, work.grid[1]) if work.is_pointwise else work.grid
+    return Tiling(unit.lanes, work.grid, (1, 1), min(_tiles(allowed, unit.max_tile), key=cost))
 
 
 def images_block(work: Work, tile: Pair, slots: int, unit: VectorUnit) -> int:
