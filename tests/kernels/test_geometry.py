@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,10 @@ from autosparse.kernels.geometry import (
     gradient_grids,
     gradient_group,
 )
+from autosparse.kernels.tiling import VectorUnit
 
-LANES, VECTORS = 16, 8
+LANES, VECTORS, LARGEST_TILE = 16, 8, 16
+UNIT = VectorUnit(LANES, VECTORS, LARGEST_TILE)
 
 
 @st.composite
@@ -29,8 +33,9 @@ def convolutions(draw: st.DrawFn) -> Convolution:
     least = [max(1, d * (k - 1) + 1 - 2 * p) for k, p, d in zip(kernel, padding, dilation, strict=True)]
     size = draw(st.integers(least[0], least[0] + 20)), draw(st.integers(least[1], least[1] + 20))
     return Convolution(
-        draw(st.integers(1, 40)), draw(st.integers(1, 600)), size, draw(st.integers(1, 600)), kernel, stride, padding, dilation
-    )
+        draw(st.integers(1, 40)), draw(st.integers(1, 600)), size, draw(st.integers(1, 600)), kernel, stride, padding, dilation,
+        images_last=draw(st.booleans()),
+    )  # fmt: skip
 
 
 def test_forward_taps_by_hand() -> None:
@@ -83,7 +88,7 @@ def test_the_gradient_visits_the_pairs_of_the_forward_pass(conv: Convolution) ->
 
 
 def groups(conv: Convolution) -> list[PassGroup]:
-    found = [forward_group(conv.simplified(), LANES, VECTORS), gradient_group(conv.simplified(), LANES, VECTORS)]
+    found = [forward_group(conv.simplified(), UNIT), gradient_group(conv.simplified(), UNIT)]
     return [group for group in found if group is not None]
 
 
@@ -92,7 +97,7 @@ def groups(conv: Convolution) -> list[PassGroup]:
 def test_tiles_cover_every_pixel_once_and_fit_the_registers(conv: Convolution) -> None:
     for group in groups(conv):
         tiling = group.tiling
-        assert 1 <= tiling.tile[0] * tiling.tile[1] <= VECTORS
+        assert 1 <= tiling.tile[0] * tiling.tile[1] <= (LARGEST_TILE if conv.images_last else VECTORS)
         for grid in group.grids:
             rows = [p * tiling.patch[0] + i for p in range(tiling.patches[0]) for i in range(tiling.patch[0])]
             cols = [
@@ -140,7 +145,7 @@ def test_a_pointwise_convolution_is_one_row_of_pixels() -> None:
 
 @pytest.mark.parametrize("images", [1, 3, 16, 20, 100])
 def test_few_lanes_are_idle(images: int) -> None:
-    group = forward_group(Convolution(images, 64, (14, 14), 64, (3, 3), (1, 1), (1, 1)), LANES, VECTORS)
+    group = forward_group(Convolution(images, 64, (14, 14), 64, (3, 3), (1, 1), (1, 1)), UNIT)
     vectors = (
         -(-images * group.tiling.patches[0] * group.tiling.patches[1] // LANES) * group.tiling.patch[0] * group.tiling.patch[1]
     )
@@ -149,22 +154,22 @@ def test_few_lanes_are_idle(images: int) -> None:
 
 def test_what_int32_cannot_count_is_refused() -> None:
     with pytest.raises(ValueError, match="a pixel has index 3221225472"):
-        forward_group(Convolution(1, 8, (1, 3 * 2**30), 8), LANES, VECTORS)
+        forward_group(Convolution(1, 8, (1, 3 * 2**30), 8), UNIT)
     with pytest.raises(ValueError, match="window of this layer is too large"):
-        forward_group(Convolution(1, 1, (2, 2), 1, (3, 3), (1, 1), (2**28, 2**28), (2**28, 2**28)), LANES, VECTORS)
+        forward_group(Convolution(1, 1, (2, 2), 1, (3, 3), (1, 1), (2**28, 2**28), (2**28, 2**28)), UNIT)
     with pytest.raises(ValueError, match="rows is too large"):
-        forward_group(Convolution(1, 2**20, (1, 8), 2**24), LANES, VECTORS)
+        forward_group(Convolution(1, 2**20, (1, 8), 2**24), UNIT)
 
 
 def test_a_wide_dilation_keeps_its_tile_small() -> None:
-    group = forward_group(Convolution(1, 64, (2000, 2000), 64, (3, 3), (1, 1), (0, 0), (300, 300)), LANES, VECTORS)
+    group = forward_group(Convolution(1, 64, (2000, 2000), 64, (3, 3), (1, 1), (0, 0), (300, 300)), UNIT)
     assert group.block_channels * group.window.channel_stride * 4 <= 2**26
 
 
 def test_half_as_large_cells_make_blocks_of_twice_as_many_channels_in_the_same_tiles() -> None:
     conv = Convolution(16, 768, (14, 14), 384).simplified()
     for make in (forward_group, gradient_group):
-        floats, halves = make(conv, LANES, VECTORS), make(conv, LANES, VECTORS, 2)
+        floats, halves = make(conv, UNIT), make(conv, replace(UNIT, cell_bytes=2))
         assert floats is not None
         assert halves is not None
         assert floats.blocks == 2 * halves.blocks

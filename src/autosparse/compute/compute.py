@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class Compute:
             if record is not None and record.input_shape is not None:
                 routing.unwatch(layer)
 
-    def _choose(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], set[nn.Module]]) -> Passes:
+    def _choose(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], dict[nn.Module, bool]]) -> Passes:
         assert self.planner is not None
         part = layer.parametrization
         entries = "active" if rare else part.gradient_entries
@@ -171,7 +171,9 @@ class Compute:
         try:
             workload = routing.workload_of(layer, self._shapes[layer.name], self._records[layer.name].precision)
             if self._fuses() and not workload.linear and self.planner.considers(workload, density):
-                workload = replace(workload, fused=layer.places[0].module in fusible())
+                images_last = fusible().get(layer.places[0].module)  # None: it is not fused
+                if images_last is not None:
+                    workload = workload.among_fused(images_last and workload.conv.images % kernels.lanes() == 0)
             return self.planner.decide(layer.name, workload, density, entries, mask_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE

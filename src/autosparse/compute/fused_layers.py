@@ -15,6 +15,10 @@ from autosparse.kernels import autograd, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import LayerCall
+from autosparse.kernels.library import lanes
+from autosparse.kernels.memory import is_images_last
+
+TURNED = (torch.float32, torch.bfloat16)
 
 
 class Normalised(NamedTuple):
@@ -23,6 +27,18 @@ class Normalised(NamedTuple):
     raw: Tensor
     folded: Tensor
     relu: bool = False
+
+
+def to_images(x: Tensor | float) -> Tensor | float:
+    """The same tensor with images last, where that fills vectors: the order in which the kernels are fastest."""
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in TURNED or x.shape[0] % lanes() or is_images_last(x):
+        return x
+    return autograd.in_order(x, images_last=True)
+
+
+def to_channels(x: Tensor) -> Tensor:
+    """The same tensor in an order that torch knows."""
+    return autograd.in_order(x, images_last=False) if is_images_last(x) else x
 
 
 def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor | Normalised) -> Normalised:

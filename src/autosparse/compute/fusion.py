@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from autosparse.common.graphs import ADDS, RELUS, calls
 from autosparse.compute import fused_layers
 from autosparse.compute.formats import is_channels_last, may_be_viewed
+from autosparse.compute.image_order import lie_images_last
 from autosparse.compute.overrides import SPARSE, owner_of
 from autosparse.compute.plain_modules import activation_of, computes_as
 from autosparse.compute.tracing import IN_PLACE, Trace, Traces, has_hooks, is_container, sole_input
@@ -56,14 +57,17 @@ def _is_plain(tensor: Tensor | None) -> bool:
     return tensor is None or (tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous())
 
 
-def fused_convolutions(root: nn.Module, traces: Traces, refused: Collection[nn.Module] = ()) -> set[nn.Module]:
-    """The convolutions that fused steps would take in; where a module cannot be traced, those of its parts."""
+def fused_convolutions(root: nn.Module, traces: Traces, refused: Collection[nn.Module] = ()) -> dict[nn.Module, bool]:
+    """The convolutions that fused steps would take in, with whether they would compute with images last.
+
+    Where a module cannot be traced, those of its parts.
+    """
     if not is_container(root):
-        return set()
+        return {}
     graph = None if type(root).forward is nn.Module.forward else traces.of(root).graph
     if graph is not None:
         return _Rewriter(root, graph, refused).convolutions()
-    return set().union(*(fused_convolutions(child, traces, refused) for child in root.children()))
+    return dict(ChainMap(*(fused_convolutions(child, traces, refused) for child in root.children())))
 
 
 class Fused:
@@ -103,17 +107,21 @@ class _Rewriter:
         self.activated: set[fx.Node] = set()
         self.plain: dict[fx.Node, fx.Node] = {}
         self.norms: list[nn.Module] = []
+        self.with_images_last: set[nn.Module] = set()
         self.is_contiguous = not any(is_channels_last(each) for each in root.parameters())
 
     def rewrite(self) -> fx.Graph:
         for node in self.old.nodes:
             if node not in self.copies and not (self._conv_norm(node) or self._relu(node) or self._add(node)):
                 self.copies[node] = self.new.node_copy(node, self._plain)
+        self.with_images_last = lie_images_last(self.new, self.root)
         return self.new
 
-    def convolutions(self) -> set[nn.Module]:
-        """Those whose batch norm would be fused."""
-        return {self.root.get_submodule(str(node.target)) for node in self.old.nodes if self._waits_for_norm(node)}
+    def convolutions(self) -> dict[nn.Module, bool]:
+        """Those whose batch norm would be fused, with whether they would compute with images last."""
+        self.rewrite()
+        fused = (self.root.get_submodule(str(node.target)) for node in self.old.nodes if self._waits_for_norm(node))
+        return {conv: conv in self.with_images_last for conv in fused}
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None

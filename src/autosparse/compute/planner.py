@@ -9,7 +9,7 @@ What is measured, and when, is injected: this file has no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -54,6 +54,10 @@ class Workload:
     threads: int
     fused: bool = False
     precision: str = FLOAT32
+
+    def among_fused(self, images_last: bool) -> Workload:
+        """The same between fused neighbours, whose tensors lie in this order."""
+        return replace(self, fused=True, conv=replace(self.conv, images_last=images_last))
 
     @property
     def weights(self) -> int:

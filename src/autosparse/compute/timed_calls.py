@@ -12,6 +12,7 @@ from autosparse.kernels import dense, normalise, passes
 from autosparse.kernels.compressed import Compressed
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layout import Layout
+from autosparse.kernels.memory import empty_pixels
 from autosparse.kernels.pixels import PLAIN_STORE, STATISTICS, GradientSource, Sink, Source
 
 Calls = Mapping[str, Callable[[], object]]
@@ -31,7 +32,7 @@ class LayerCalls:
             return
         self.shape = (*self.shape, *conv.kernel)
         shapes = (conv.images, conv.in_channels, *conv.in_size), (conv.images, conv.out_channels, *conv.out_size)
-        self.x, self.grad = (torch.ones(shape, dtype=dtype).contiguous(memory_format=torch.channels_last) for shape in shapes)
+        self.x, self.grad = (normalise.in_order(torch.ones(shape, dtype=dtype), conv.images_last) for shape in shapes)
         self.geometry = Geometry(conv.stride, conv.padding, conv.dilation)
         if workload.fused:  # what the input is made of, and what the output's gradient is
             self.source = Source(self.x, torch.ones(3, conv.in_channels), relu=True)
@@ -60,19 +61,20 @@ class LayerCalls:
 
     def _dense_among_fused(self, weight: Tensor, cast: Tensor) -> Calls:
         """With the sweeps that they need between fused neighbours, as fused_layer.py makes them."""
+        images_last, grad = self.workload.conv.images_last, normalise.in_order(self.grad, images_last=False)
 
         def forward() -> None:
-            raw = dense.conv2d(normalise.materialise(self.source), weight.to(cast.dtype), None, self.geometry)
-            normalise.statistics(raw, self.shift)
+            result = dense.conv2d(normalise.materialise(self.source), weight.to(cast.dtype), None, self.geometry)
+            normalise.statistics(normalise.in_order(result, images_last), self.shift)
 
         def of_input() -> None:
             of_raw = normalise.materialise(self.of_raw)
-            found = dense.conv2d_input_gradient(of_raw, self.x, cast, self.geometry)
-            found = found.contiguous(memory_format=torch.channels_last)
+            like_x = empty_pixels(self.x, self.x.shape)
+            found = normalise.in_order(dense.conv2d_input_gradient(of_raw, like_x, cast, self.geometry), images_last)
             normalise.finish(found, Sink.of_gradient(self.source), torch.empty_like(self.x))
 
         def of_weight() -> None:  # the output's gradient is there already if the other pass is dense too
-            dense.conv2d_weight_gradient(self.grad, normalise.materialise(self.source), cast, self.geometry).float()
+            dense.conv2d_weight_gradient(grad, normalise.materialise(self.source), cast, self.geometry).float()
 
         return {"forward": forward, "input": of_input, "weight": of_weight}
 

@@ -5,7 +5,8 @@ torch compiles, exports or transforms a model, by the operators `autosparse::spa
 
 The functions of the fused step hand on a *normalised value*: (raw, folded) stands for folded[0] * raw + folded[1], one
 scale and offset per channel, and perhaps its ReLU; folded[2] is the mean of raw. README.md describes its gradient. `raw`
-and `folded` may go nowhere but into these functions.
+and `folded` may go nowhere but into these functions. Their tensors lie with channels last or with images last, and what they
+give lies as the first that they take; `in_order` turns one into the other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autosparse.kernels import fused_layer, normalise
 from autosparse.kernels.fused_layer import Norm
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall
-from autosparse.kernels.memory import empty_pixels, is_eager_memory, pixels_last
+from autosparse.kernels.memory import in_kernel_order, is_eager_memory, is_images_last
 from autosparse.kernels.pixels import TO_JOINED, TO_JOINED_ACTIVATED, GradientSource, Sink, Source
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
@@ -205,13 +206,31 @@ def join_conv_norm(
     return results
 
 
+def in_order(x: Tensor, images_last: bool) -> Tensor:
+    """The same tensor in another order of memory; its gradient comes back in the present one."""
+    turned: Tensor = _InOrder.apply(x, images_last)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _InOrder(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, images_last: bool) -> Tensor:
+        ctx.was_images_last = is_images_last(x)
+        return normalise.in_order(x, images_last)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return normalise.in_order(grad, ctx.was_images_last), None
+
+
 class _ConvNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, x_folded: Tensor | None, x_relu: bool, weight: Tensor, bias: Tensor | None,
         gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        raw, folded, statistics = fused_layer.forward(Source(pixels_last(x), x_folded, x_relu), call, norm)
+        raw, folded, statistics = fused_layer.forward(Source(in_kernel_order(x), x_folded, x_relu), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.x_relu, ctx.call = x_relu, call
         ctx.save_for_backward(raw, statistics, x, x_folded, None if call.drop_dense_weight() else weight, bias, gamma)
@@ -222,7 +241,7 @@ class _ConvNorm(Function):
     def backward(ctx: Any, grad: Tensor, grad_folded: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         raw, statistics, x, x_folded, _weight, bias, gamma = ctx.saved_tensors  # refuses a weight that has changed
         needs = ctx.needs_input_grad
-        source = Source(pixels_last(x), x_folded, ctx.x_relu)
+        source = Source(in_kernel_order(x), x_folded, ctx.x_relu)
         of_gamma, of_beta, of_raw = _of_norm(raw, grad, grad_folded, statistics, gamma)
         gradients = fused_layer.backward(source, ctx.call, of_raw, Sink.of_gradient(source), needs[0], needs[3])
         of_folded = None if x_folded is None else gradients.sums
@@ -232,12 +251,12 @@ class _ConvNorm(Function):
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, folded: Tensor, other: Tensor | None, other_folded: Tensor | None, relu: bool) -> Tensor:
-        source = Source(pixels_last(raw), folded, relu)
+        source = Source(in_kernel_order(raw), folded, relu)
         ctx.relu, ctx.has_other = relu, other is not None
         if other is None:
             result = normalise.materialise(source)
         else:
-            result = normalise.join(source, Source(pixels_last(other), other_folded))
+            result = normalise.join(source, Source(_ordered_as(other, source.raw), other_folded))
         # only the ReLU needs the result again, as torch's own does: without it the caller may write into the result
         ctx.save_for_backward(result if relu else None, raw, folded, None if other_folded is None else other, other_folded)
         return result
@@ -247,8 +266,8 @@ class _Join(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, *saved = ctx.saved_tensors
         branches = saved[0], saved[1], saved[2], saved[3]
-        target = empty_pixels(grad, grad.shape)
-        sums = normalise.finish(pixels_last(grad), _where_branches_join(branches, result, None, ctx.relu), target)
+        target = torch.empty_like(saved[0])
+        sums = normalise.finish(_ordered_as(grad, target), _where_branches_join(branches, result, None, ctx.relu), target)
         of_other = target if ctx.has_other else None
         return target, sums, of_other, None if branches[-1] is None else _of_other_folded(sums), None
 
@@ -259,8 +278,8 @@ class _JoinConvNorm(Function):
         ctx: Any, before: Tensor, before_folded: Tensor, other: Tensor, other_folded: Tensor | None, relu: bool,
         weight: Tensor, bias: Tensor | None, gamma: Tensor | None, beta: Tensor | None, call: LayerCall, norm: Norm,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        first = Source(pixels_last(before), before_folded, relu)
-        result = normalise.join(first, Source(pixels_last(other), other_folded))
+        first = Source(in_kernel_order(before), before_folded, relu)
+        result = normalise.join(first, Source(_ordered_as(other, first.raw), other_folded))
         raw, folded, statistics = fused_layer.forward(Source(result), call, norm)
         ctx.mark_non_differentiable(statistics)
         ctx.relu, ctx.call = relu, call
@@ -292,7 +311,11 @@ def _of_norm(
 ) -> tuple[Tensor, Tensor, GradientSource]:
     """The gradients of gamma, of beta and of the raw value."""
     of_gamma, of_beta, coefficients = normalise.fold_gradients(raw, grad_folded.contiguous(), statistics, gamma)
-    return of_gamma, of_beta, GradientSource(pixels_last(grad), raw, coefficients)
+    return of_gamma, of_beta, GradientSource(_ordered_as(grad, raw), raw, coefficients)
+
+
+def _ordered_as(tensor: Tensor, like: Tensor) -> Tensor:
+    return normalise.in_order(tensor, is_images_last(like))
 
 
 def _of_learned(
@@ -313,10 +336,11 @@ def _where_branches_join(
 ) -> Sink:
     """The other branch has sums of its own if it is a normalised value."""
     raw, folded, other, other_folded = branches
+    first = Source(in_kernel_order(raw), folded)
     return Sink(
         TO_JOINED_ACTIVATED if relu else TO_JOINED,
-        Source(pixels_last(raw), folded),
-        None if other_folded is None or other is None else Source(pixels_last(other), other_folded),
-        added=None if added is None else pixels_last(added),
-        result=None if result is None else pixels_last(result),
+        first,
+        None if other_folded is None or other is None else Source(_ordered_as(other, first.raw), other_folded),
+        added=None if added is None else _ordered_as(added, first.raw),
+        result=None if result is None else _ordered_as(result, first.raw),
     )

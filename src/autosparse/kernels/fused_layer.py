@@ -13,7 +13,7 @@ from torch import Tensor
 from autosparse.kernels import checks, dense, depthwise, normalise, passes
 from autosparse.kernels.geometry import Geometry
 from autosparse.kernels.layer_call import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, LayerCall, out_shape_of
-from autosparse.kernels.memory import empty_pixels
+from autosparse.kernels.memory import empty_pixels, is_images_last
 from autosparse.kernels.pixels import STATISTICS, STORE, GradientSource, Sink, Source
 
 
@@ -28,10 +28,11 @@ class Norm:
 
 
 def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
-    """The raw result, the folded batch norm and its statistics."""
+    """The raw result, in the order of the source, the folded batch norm and its statistics."""
     weight, geometry = call.dense_weight, _geometry(call)
     checks.common("sparse_conv2d", source.raw, weight, call.bias, call.gradient_entries, call.mask, call.sparse)
-    raw = empty_pixels(source.raw, out_shape_of(source.raw.shape, call.shape, geometry))
+    call.images_last = is_images_last(source.raw)
+    raw = empty_pixels(source.raw, out_shape_of(source.raw.shape, call.shape, geometry), call.images_last)
     sink = Sink(STATISTICS, shift=norm.shift)
     if depthwise.fits(call.shape, call.bias, geometry):
         sums = depthwise.forward(source, weight, geometry, sink, raw)
@@ -39,7 +40,8 @@ def forward(source: Source, call: LayerCall, norm: Norm) -> tuple[Tensor, Tensor
         sums = passes.forward(call.compressed(source.raw), source, call.bias, sink, raw)
     else:
         plain = normalise.materialise(source)
-        raw = dense.conv2d(plain, call.weight_as(plain), call.bias_as(plain), geometry)
+        result = dense.conv2d(plain, call.weight_as(plain), call.bias_as(plain), geometry)
+        raw = normalise.in_order(result, call.images_last)
         sums = normalise.statistics(raw, norm.shift)
     statistics, folded = normalise.fold_statistics(raw, sums, norm.shift, norm.epsilon, norm.gamma, norm.beta)
     return raw, folded, statistics
@@ -106,12 +108,12 @@ def _dense_rest(
     source: Source, call: LayerCall, grad: GradientSource, sink: Sink, gradients: Gradients, rest_x: bool, rest_weight: bool
 ) -> None:
     """The gradients that no sparse pass has made, by torch."""
-    plain = normalise.materialise(source) if rest_weight else source.raw
+    plain = normalise.materialise(source) if rest_weight else empty_pixels(source.raw, source.raw.shape)
     of_raw = normalise.materialise(grad)
     weight = call.weight_as(plain) if rest_x else call.weight_or_its_shape(plain)
     of_x, of_weight = dense.conv2d_gradients(of_raw, plain, weight, _geometry(call), rest_x, rest_weight)
     if of_weight is not None:
         gradients.weight = call.restrict(of_weight)
     if of_x is not None:
-        of_x = of_x.contiguous(memory_format=torch.channels_last)
+        of_x = normalise.in_order(of_x, call.images_last)
         gradients.x, gradients.sums = of_x, normalise.finish(of_x, sink, of_x)

@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from autosparse.kernels.tiling import (
+    BLOCK_BYTES,
+    FLOAT_BYTES,
+    Pair,
+    Tiling,
+    VectorUnit,
+    Work,
+    images_block,
+    images_tiling,
+    patch_tiling,
+    row_tiling,
+)
+
 INT32_MAX = 2**31 - 1
-FLOAT_BYTES = 4
 # A packed tile with all the pixels that its window spans: far above any useful size, far below what int32 offsets reach.
 MAX_TILE_BYTES = 2**26
-Pair = tuple[int, int]
-
-# Bytes of packed input that one block of channels may take: small enough to stay in the nearest caches, large enough
-# that a row of a block has several non-zeros.
-BLOCK_BYTES = 48 * 1024
-
-# What the search for a tiling assumes; only its ratios matter. Times are in vector multiply-adds.
-ASSUMED_DENSITY = 0.1
-ENTRY_OVERHEAD = 2.0
-PACK_COST = 6.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Convolution:
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
+    images_last: bool = False  # the order of its tensors
 
     @property
     def out_size(self) -> Pair:
@@ -93,9 +96,14 @@ class Convolution:
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every input pixel is seen by one output pixel, at the same place."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
     def simplified(self) -> Convolution:
-        """Without a window images and rows mean nothing: every pixel is one of a single row."""
-        if self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0):
+        """With channels last and without a window images and rows mean nothing: every pixel is one of a single row."""
+        if self.is_pointwise and not self.images_last:
             pixels = self.images * self.in_size[0] * self.in_size[1]
             return Convolution(1, self.in_channels, (1, pixels), self.out_channels)
         return self
@@ -120,29 +128,6 @@ class Grid:
     in_first: Pair
     in_step: Pair
     taps: tuple[Tap, ...]
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a grid is dealt out to lanes (patches) and to registers (tiles)."""
-
-    lanes: int
-    patch: Pair
-    patches: Pair
-    tile: Pair
-    interleaved: bool = False  # neighbouring pixels in neighbouring lanes, not in neighbouring registers
-
-    @property
-    def site_step(self) -> int:
-        return 1 if self.interleaved else self.patch[1]
-
-    @property
-    def pixel_step(self) -> int:
-        return self.lanes if self.interleaved else 1
-
-    def tiles(self, images: int) -> int:
-        sites = images * self.patches[0] * self.patches[1]
-        return math.ceil(sites / self.lanes) * math.prod(math.ceil(p / t) for p, t in zip(self.patch, self.tile, strict=True))
 
 
 @dataclass(frozen=True)
@@ -257,49 +242,37 @@ def _phases(conv: Convolution, axis: int) -> list[_Phase]:
 
 
 @lru_cache(maxsize=1024)
-def forward_group(conv: Convolution, lanes: int, max_vectors: int, cell_bytes: int = FLOAT_BYTES) -> PassGroup:
+def forward_group(conv: Convolution, unit: VectorUnit) -> PassGroup:
     """The forward pass; the weight gradient has the same geometry."""
     source, target = Plane(conv.in_channels, conv.in_size), Plane(conv.out_channels, conv.out_size)
-    return _group(conv, source, target, (forward_grid(conv),), True, lanes, max_vectors, cell_bytes)
+    return _group(conv, source, target, (forward_grid(conv),), True, unit)
 
 
 @lru_cache(maxsize=1024)
-def gradient_group(conv: Convolution, lanes: int, max_vectors: int, cell_bytes: int = FLOAT_BYTES) -> PassGroup | None:
+def gradient_group(conv: Convolution, unit: VectorUnit) -> PassGroup | None:
     """The passes of the input gradient; None if no input pixel reaches the output."""
     source, target = Plane(conv.out_channels, conv.out_size), Plane(conv.in_channels, conv.in_size)
     grids = gradient_grids(conv)
     phases = min(conv.stride[0], conv.in_size[0]) * min(conv.stride[1], conv.in_size[1])
-    return _group(conv, source, target, grids, len(grids) == phases, lanes, max_vectors, cell_bytes) if grids else None
+    return _group(conv, source, target, grids, len(grids) == phases, unit) if grids else None
 
 
 def _group(
-    conv: Convolution,
-    source: Plane,
-    target: Plane,
-    grids: tuple[Grid, ...],
-    covers: bool,
-    lanes: int,
-    max_vectors: int,
-    cell_bytes: int,
+    conv: Convolution, source: Plane, target: Plane, grids: tuple[Grid, ...], covers: bool, unit: VectorUnit
 ) -> PassGroup:
-    largest = (max(grid.size[0] for grid in grids), max(grid.size[1] for grid in grids))
-    taps = [tap for grid in grids for tap in grid.taps]
-    extent = (max(tap.row for tap in taps) + 1, max(tap.col for tap in taps) + 1)
-    step = grids[0].in_step
-    one_row = conv.images == 1 and largest[0] == 1 and extent == (1, 1) and step == (1, 1)
-    if one_row:
-        tiling = _row_tiling(largest[1], lanes, max_vectors)
-    else:
-        work = ASSUMED_DENSITY * source.channels * target.channels * conv.taps / len(grids)
-        channels = source.channels + target.channels
-        tiling = _search_tiling(conv.images, largest, extent, step, work, channels, lanes, max_vectors)
-    size = ((tiling.tile[0] - 1) * step[0] + extent[0], (tiling.tile[1] - 1) * step[1] + extent[1])
-    window = Window(size, math.ceil(size[1] / step[1]) * step[1], step[1], lanes)
+    work = _work_of(conv, source, target, grids)
+    tiling = _tiling(conv, work, unit)
+    size = ((tiling.tile[0] - 1) * work.step[0] + work.extent[0], (tiling.tile[1] - 1) * work.step[1] + work.extent[1])
+    window = Window(size, math.ceil(size[1] / work.step[1]) * work.step[1], work.step[1], unit.lanes)
     group = PassGroup(conv.images, source, target, grids, tiling, window, 1, covers)
     _check_limits(group)
     slots = max(sum(rows) * sum(cols) for rows, cols in map(group.used, grids))
-    most = min(BLOCK_BYTES // (slots * lanes * cell_bytes), MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
-    group = replace(group, block_channels=_block_channels(source.channels, max(1, most), lanes))
+    if conv.images_last:
+        most = images_block(work, tiling.tile, slots, unit)
+    else:
+        most = BLOCK_BYTES // (slots * unit.lanes * unit.cell_bytes)
+    most = min(most, MAX_TILE_BYTES // (window.channel_stride * FLOAT_BYTES))
+    group = replace(group, block_channels=_block_channels(source.channels, max(1, most), unit.lanes))
     if group.blocks * target.channels * len(grids) > INT32_MAX // 2:
         raise ValueError(
             f"a compressed weight of {group.blocks * target.channels * len(grids)} rows is too large; compute densely"
@@ -307,38 +280,19 @@ def _group(
     return group
 
 
-def _row_tiling(pixels: int, lanes: int, max_vectors: int) -> Tiling:
-    """One long row: every lane takes each lanes-th pixel, so that a tile is one stretch of memory."""
-    vectors = math.ceil(pixels / lanes)
-    width = math.ceil(vectors / math.ceil(vectors / max_vectors)) if vectors else 1
-    return Tiling(lanes, (1, vectors), (1, lanes), (1, width), interleaved=True)
+def _work_of(conv: Convolution, source: Plane, target: Plane, grids: tuple[Grid, ...]) -> Work:
+    largest = (max(grid.size[0] for grid in grids), max(grid.size[1] for grid in grids))
+    taps = [tap for grid in grids for tap in grid.taps]
+    extent = (max(tap.row for tap in taps) + 1, max(tap.col for tap in taps) + 1)
+    return Work(conv.images, largest, extent, grids[0].in_step, source.channels, target.channels, conv.taps / len(grids))
 
 
-def _search_tiling(
-    images: int, grid: Pair, extent: Pair, step: Pair, work: float, channels: int, lanes: int, max_vectors: int
-) -> Tiling:
-    """The tiling with the least estimated time: few idle lanes, full tiles, small halos."""
-    best, least = Tiling(lanes, grid, (1, 1), (1, 1)), math.inf
-    counts = [2**k for k in range(lanes.bit_length())]
-    for patches in ((down, across) for down in counts for across in counts if down * across <= lanes):
-        patch = (math.ceil(grid[0] / patches[0]), math.ceil(grid[1] / patches[1]))
-        sites = math.ceil(images * patches[0] * patches[1] / lanes)
-        for rows in range(1, min(max_vectors, patch[0]) + 1):
-            down, packed_rows = _cut(patch[0], rows, extent[0], step[0])
-            for cols in range(1, min(max_vectors // rows, patch[1]) + 1):
-                across, packed_cols = _cut(patch[1], cols, extent[1], step[1])
-                multiply = work * (patch[0] * patch[1] + ENTRY_OVERHEAD * down * across)
-                cost = sites * (multiply + PACK_COST * channels * packed_rows * packed_cols)
-                if cost < least:
-                    best, least = Tiling(lanes, patch, patches, (rows, cols)), cost
-    return best
-
-
-def _cut(length: int, size: int, extent: int, step: int) -> Pair:
-    """Along one axis: how many tiles, and how many input pixels they pack together."""
-    pieces = math.ceil(length / size)
-    shared = min(step, extent)  # neighbouring pixels of a tile share what their windows have in common
-    return pieces, length * shared + pieces * (extent - shared)
+def _tiling(conv: Convolution, work: Work, unit: VectorUnit) -> Tiling:
+    if conv.images_last:
+        return images_tiling(work, unit)
+    if conv.images == 1 and work.grid[0] == 1 and work.is_pointwise and work.step == (1, 1):
+        return row_tiling(work.grid[1], unit)
+    return patch_tiling(work, unit)
 
 
 def _block_channels(channels: int, most: int, lanes: int) -> int:

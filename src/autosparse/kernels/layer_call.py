@@ -43,6 +43,7 @@ class LayerCall:
     shape: torch.Size = field(init=False)
     format: torch.memory_format = field(init=False)
     device: torch.device = field(init=False)
+    images_last: bool = field(init=False, default=False)  # the order of the tensors that its kernels read and write
     _compressed: Compressed | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -57,7 +58,8 @@ class LayerCall:
     # ---- what the kernels need ---------------------------------------------------------------------------------------
 
     def layout(self, x: Tensor) -> Layout:
-        return layout_for(_convolution(x.shape, self.shape, self.geometry), self.format is torch.channels_last, x.dtype)
+        conv = _convolution(x.shape, self.shape, self.geometry, self.images_last)
+        return layout_for(conv, self.format is torch.channels_last, x.dtype)
 
     def compressed(self, x: Tensor) -> Compressed:
         """Found once: the weight of a call does not change."""
@@ -173,7 +175,7 @@ class LayerCall:
 
 
 @lru_cache(maxsize=1024)
-def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry | None) -> Convolution:
+def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry | None, images_last: bool) -> Convolution:
     if geometry is None:
         return Convolution(1, x_shape[-1], (1, x_shape[:-1].numel()), weight_shape[0])
     conv = Convolution(
@@ -185,5 +187,6 @@ def _convolution(x_shape: torch.Size, weight_shape: torch.Size, geometry: Geomet
         geometry.stride,
         geometry.padding,
         geometry.dilation,
+        images_last,
     )
     return conv.simplified()

@@ -9,13 +9,13 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from autosparse.kernels.geometry import FLOAT_BYTES, INT32_MAX, Convolution, Grid, PassGroup, forward_group, gradient_group
-from autosparse.kernels.library import Kernels, kernels
+from autosparse.kernels.geometry import INT32_MAX, Convolution, Grid, PassGroup, forward_group, gradient_group
+from autosparse.kernels.library import kernels
+from autosparse.kernels.tiling import VectorUnit
 from autosparse.kernels.training_table import Pass, TransposedLayout, WeightLayout
 
 # Work items for every thread, so that a thread which started late does not keep the others waiting.
 ITEMS_PER_THREAD = 4
-HALF_BYTES = 2  # of a bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,30 +59,28 @@ def row_parts(group: PassGroup, threads: int, lanes: int) -> int:
 
 def layout_for(conv: Convolution, channels_last: bool, dtype: torch.dtype = torch.float32) -> Layout:
     """The layout of a layer whose weight has this memory order, for the kernels in use and activations of this type."""
-    using = kernels()
-    halves = dtype is torch.bfloat16 and using.pairs  # else tiles are packed in float32, whatever the activations are
-    return _layout(conv, channels_last and conv.taps > 1, using, HALF_BYTES if halves else FLOAT_BYTES)
+    return _layout(conv, channels_last and conv.taps > 1, kernels().unit(dtype))
 
 
 @lru_cache(maxsize=1024)
-def _layout(conv: Convolution, channels_last: bool, using: Kernels, cell_bytes: int) -> Layout:
+def _layout(conv: Convolution, channels_last: bool, unit: VectorUnit) -> Layout:
     if conv.in_channels * conv.taps > INT32_MAX:
         raise ValueError(
             f"a row of the weight has {conv.in_channels * conv.taps} columns; the sparse kernels count to {INT32_MAX}"
         )
-    forward = forward_group(conv, using.lanes, using.max_vectors, cell_bytes)
-    gradient = gradient_group(conv, using.lanes, using.max_vectors, cell_bytes)
+    forward = forward_group(conv, unit)
+    gradient = gradient_group(conv, unit)
     weight = WeightLayout(conv.out_channels, conv.in_channels, conv.taps, forward.block_channels, int(channels_last))
     offsets = _forward_columns(conv, forward)
     rows = _transposed_phases(conv, gradient) * gradient.blocks * conv.in_channels if gradient else 0
     return Layout(
         conv,
-        _prepare(forward, forward.grids[0]),
+        _prepare(conv, forward, forward.grids[0]),
         forward,
         weight,
         _memory_order(offsets, channels_last),
         _slots(conv, forward, gradient, offsets, channels_last),
-        tuple(_prepare(gradient, grid) for grid in gradient.grids) if gradient else (),
+        tuple(_prepare(conv, gradient, grid) for grid in gradient.grids) if gradient else (),
         gradient,
         TransposedLayout(
             rows,
@@ -93,11 +91,12 @@ def _layout(conv: Convolution, channels_last: bool, using: Kernels, cell_bytes: 
     )
 
 
-def _prepare(group: PassGroup, grid: Grid) -> PreparedPass:
+def _prepare(conv: Convolution, group: PassGroup, grid: Grid) -> PreparedPass:
     used = tuple(torch.tensor(flags, dtype=torch.uint8) for flags in group.used(grid))
     tiling, window = group.tiling, group.window
     native = Pass(
-        group.images, *group.source.size, group.source.channels, *group.target.size, group.target.channels,
+        group.images, int(conv.images_last),
+        *group.source.size, group.source.channels, *group.target.size, group.target.channels,
         *grid.size, *grid.out_first, *grid.out_step, *grid.in_first, *grid.in_step,
         *tiling.patch, *tiling.patches, tiling.site_step, tiling.pixel_step, *tiling.tile,
         *window.size, window.slots_per_row, group.block_channels, used[0].data_ptr(), used[1].data_ptr(),

@@ -15,14 +15,16 @@ import torch  # before the library: both must share torch's OpenMP runtime
 
 from autosparse.kernels.byte_table import ByteKernels, ByteTable
 from autosparse.kernels.inference_table import InferenceTable
+from autosparse.kernels.tiling import FLOAT_BYTES, VectorUnit
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 15
+INTERFACE_VERSION = 16
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 # What the kernels for bfloat16 activations multiply in: "bfloat16" or "float32"; unset, what this processor is faster in.
 PAIRS_VARIABLE = "AUTOSPARSE_BFLOAT16"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
+HALF_BYTES = 2  # of a bfloat16
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # the best first
 # of the eight-bit kernels, with those that multiply bytes in one instruction first
 BYTE_SETS = {"avx512": ("avx512_vnni", "avx512"), "avx2": ("avx_vnni", "avx2"), "portable": ("portable",)}
@@ -63,6 +65,11 @@ class Kernels:
     def table_of(self, dtype: torch.dtype) -> Any:
         """The functions that read and write tensors of this type; weights are float32 for all of them."""
         return self.bfloat16 if dtype is torch.bfloat16 else self.table
+
+    def unit(self, dtype: torch.dtype) -> VectorUnit:
+        """What tiles of such tensors are cut for; cells are float32 unless pairs are multiplied in bfloat16."""
+        halves = dtype is torch.bfloat16 and self.pairs
+        return VectorUnit(self.lanes, self.max_vectors, self.table.max_tile, HALF_BYTES if halves else FLOAT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,11 @@ def instruction_set() -> str | None:
     """The instruction set in use: avx512, avx2 or portable; None without kernels."""
     loaded = load().kernels
     return loaded.instruction_set if loaded else None
+
+
+def lanes() -> int:
+    """How many floats a vector of the kernels holds."""
+    return kernels().lanes
 
 
 def how_bfloat16_is_multiplied() -> str:

@@ -38,8 +38,24 @@ def pixels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def empty_pixels(x: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+def is_images_last(tensor: Tensor) -> bool:
+    """Whether it lies in memory as [row][channel][column][image]: the other order of tensors that kernels take."""
+    images, channels, _, cols = tensor.shape
+    return images > 1 and tensor.stride() == (1, cols * images, channels * cols * images, images)
+
+
+def in_kernel_order(tensor: Tensor) -> Tensor:
+    """Images last if it is so, else channels last."""
+    return tensor if is_images_last(tensor) else pixels_last(tensor)
+
+
+def empty_pixels(x: Tensor, shape: Sequence[int], images_last: bool = False) -> Tensor:
+    """Memory for a tensor of this shape, else as x."""
+    if not images_last:
+        return torch.empty(tuple(shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    images, channels, rows, cols = shape
+    stride = (1, cols * images, channels * cols * images, images)
+    return torch.empty_strided((images, channels, rows, cols), stride, dtype=x.dtype, device=x.device)
 
 
 def is_filled(tensor: Tensor) -> bool:

@@ -9,17 +9,35 @@ from torch import Tensor
 
 from autosparse.kernels import training_table as structs
 from autosparse.kernels.library import kernels
+from autosparse.kernels.memory import empty_pixels, is_images_last, pixels_last
 from autosparse.kernels.pixels import STATISTICS, STORE, GradientSource, Sink, Source, address, slices_for
 
 
 def sweep(source: structs.Source, like: Tensor, sink: Sink, target: Tensor | None) -> Tensor:
-    """One pass over all pixels from a source to a sink; returns its sums."""
-    channels = like.shape[1]
-    pixels = like.numel() // channels
-    slices = slices_for(pixels)
-    native_sink, sums = sink.native(target, channels, slices)
-    kernels().table_of(like.dtype).sweep(pixels, channels, byref(source), torch.get_num_threads(), slices, byref(native_sink))
+    """One pass over all pixels from a source to a sink, all in the order of `like`; returns its sums."""
+    extent, images_last = _extent(like), is_images_last(like)
+    slices = slices_for(extent.rows * extent.channels if images_last else extent.images * extent.rows * extent.cols)
+    native_sink, sums = sink.native(target, extent.channels, slices)
+    table = kernels().table_of(like.dtype)
+    table.sweep(byref(extent), images_last, byref(source), torch.get_num_threads(), slices, byref(native_sink))
     return sums
+
+
+def _extent(tensor: Tensor) -> structs.Extent:
+    images, channels, rows, cols = tensor.shape
+    return structs.Extent(images, rows, cols, channels)
+
+
+def _stored(source: structs.Source, like: Tensor, images_last: bool) -> Tensor:
+    """What a source with tensors like this one stands for, in either order."""
+    target = empty_pixels(like, like.shape, images_last)
+    if is_images_last(like) == images_last:
+        sweep(source, like, Sink(STORE), target)
+        return target
+    native_sink, _ = Sink(STORE).native(target, like.shape[1], 1)
+    table = kernels().table_of(like.dtype)
+    table.turn(byref(_extent(like)), images_last, byref(source), torch.get_num_threads(), byref(native_sink))
+    return target
 
 
 def statistics(raw: Tensor, shift: Tensor) -> Tensor:
@@ -28,19 +46,25 @@ def statistics(raw: Tensor, shift: Tensor) -> Tensor:
 
 
 def materialise(source: Source | GradientSource) -> Tensor:
-    """What a source stands for as a tensor."""
+    """What a source stands for as a tensor with channels last."""
     if isinstance(source, Source) and source.folded is None:
-        return source.raw
-    target = torch.empty_like(source.raw)
-    sweep(source.native(), source.raw, Sink(STORE), target)
-    return target
+        return in_order(source.raw, images_last=False)
+    return _stored(source.native(), source.raw, images_last=False)
+
+
+def in_order(tensor: Tensor, images_last: bool) -> Tensor:
+    """The same tensor with images last or with channels last."""
+    if is_images_last(tensor) == images_last:
+        return tensor if images_last else pixels_last(tensor)
+    if not images_last:
+        return _stored(Source(tensor).native(), tensor, images_last)
+    tensor = pixels_last(tensor)
+    return _stored(Source(tensor).native(), tensor, images_last)
 
 
 def join(first: Source, second: Source) -> Tensor:
-    """The sum of a normalised source and another one, after the ReLU of the first."""
-    target = torch.empty_like(first.raw)
-    sweep(first.joined(second), first.raw, Sink(STORE), target)
-    return target
+    """The sum of a normalised source and another one in the same order, after the ReLU of the first."""
+    return _stored(first.joined(second), first.raw, is_images_last(first.raw))
 
 
 def finish(grad: Tensor, sink: Sink, target: Tensor) -> Tensor:

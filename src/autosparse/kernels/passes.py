@@ -23,7 +23,7 @@ MOST_JOINT_CHANNELS = 1024
 
 
 def forward(compressed: Compressed, source: Source, bias: Tensor | None, sink: Sink, target: Tensor) -> Tensor:
-    """target = source * weight + bias; images are channels_last in memory."""
+    """target = source * weight + bias; all tensors lie in the order of the layout."""
     layout, rows = compressed.layout, (compressed.row_start, compressed.entries)
     return _gather(layout.forward_group, (layout.forward,), source, bias, rows, 0, sink, target)
 
@@ -117,13 +117,9 @@ def joint_gradients_fit(compressed: Compressed) -> bool:
     """Whether both gradients can be made in one pass: no window, tiles for every thread, a gradient that stays in cache."""
     layout, threads = compressed.layout, torch.get_num_threads()
     group, conv = layout.gradient_group, layout.conv
-    if (
-        group is None
-        or compressed.nonzeros == 0
-        or conv.kernel != (1, 1)
-        or not group.tiling.interleaved
-        or conv.out_channels > MOST_JOINT_CHANNELS
-    ):
+    if group is None or compressed.nonzeros == 0 or not conv.is_pointwise:
+        return False
+    if not conv.images_last and (not group.tiling.interleaved or conv.out_channels > MOST_JOINT_CHANNELS):
         return False
     same_tiles = group.tiling == layout.forward_group.tiling
     return same_tiles and row_parts(group, threads, kernels().lanes) == 1

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from autosparse.kernels import training_table as structs
 from autosparse.kernels.library import kernels
-from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, scratch
+from autosparse.kernels.memory import CHANNEL_SUMS, DOUBLE_WORDS, is_images_last, scratch
 
 # interface.h: SourceKind and SinkKind
 PLAIN, NORMALISED, ACTIVATED, GRADIENT, JOINED, JOINED_ACTIVATED = range(6)
 STORE, STATISTICS, TO_NORMALISED, TO_ACTIVATED, TO_JOINED, TO_JOINED_ACTIVATED = range(6)
 # Parts of a pass whose sums are kept apart, then added in order: enough to keep a few threads evenly busy.
 MOST_SLICES = 64
-# Results above this size have left the caches before they are read again.
-STREAMED_BYTES = 16 * 2**20
+# Results above this size have left the caches before they are read again. With images last they are written in the order
+# of memory, and need no cache to collect them.
+STREAMED_BYTES, STREAMED_IMAGES_BYTES = 16 * 2**20, 4 * 2**20
 VECTOR_BYTES = 64
 FLOAT_BYTES = 4
 NO_SUMS = torch.empty(0, dtype=torch.float64)
@@ -144,6 +145,8 @@ def rows(folded: Tensor | None) -> tuple[int | None, int | None, int | None]:
 
 
 def streams_past_caches(target: Tensor) -> bool:
-    """Whether to write a tensor past the caches: it is larger than they are, and a pixel's vectors are aligned."""
-    large = target.numel() * target.element_size() > STREAMED_BYTES
-    return large and target.shape[1] % kernels().lanes == 0 and target.data_ptr() % VECTOR_BYTES == 0
+    """Whether to write a tensor past the caches: it is larger than they are, and its vectors are aligned."""
+    size, is_aligned = target.numel() * target.element_size(), target.data_ptr() % VECTOR_BYTES == 0
+    if is_images_last(target):
+        return is_aligned and size > STREAMED_IMAGES_BYTES
+    return is_aligned and size > STREAMED_BYTES and target.shape[1] % kernels().lanes == 0

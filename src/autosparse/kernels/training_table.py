@@ -12,7 +12,7 @@ class Pass(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in (
-            "images", "in_rows", "in_cols", "in_channels", "out_rows", "out_cols", "out_channels",
+            "images", "images_last", "in_rows", "in_cols", "in_channels", "out_rows", "out_cols", "out_channels",
             "grid_rows", "grid_cols", "out_first_row", "out_first_col", "out_row_step", "out_col_step",
             "in_first_row", "in_first_col", "in_row_step", "in_col_step",
             "patch_rows", "patch_cols", "patches_down", "patches_across", "site_step", "pixel_step",
@@ -57,6 +57,12 @@ class Sink(Structure):
     ]  # fmt: skip
 
 
+class Extent(Structure):
+    """interface.h: Extent."""
+
+    _fields_ = [(name, c_int64) for name in ("images", "rows", "cols", "channels")]
+
+
 class Depthwise(Structure):
     """interface.h: Depthwise."""
 
@@ -73,7 +79,7 @@ def _function(result: Any, *arguments: Any) -> Any:
 
 
 _PASS, _LAYOUT, _TARGET = POINTER(Pass), POINTER(WeightLayout), POINTER(TransposedLayout)
-_SOURCE, _SINK, _DEPTHWISE = POINTER(Source), POINTER(Sink), POINTER(Depthwise)
+_SOURCE, _SINK, _EXTENT, _DEPTHWISE = POINTER(Source), POINTER(Sink), POINTER(Extent), POINTER(Depthwise)
 _INT, _FLOAT, _DOUBLE, _ARRAY = c_int64, c_float, c_double, c_void_p
 
 
@@ -83,6 +89,7 @@ class TrainingTable(Structure):
     _fields_ = [
         ("lanes", c_int64),
         ("max_vectors", c_int64),
+        ("max_tile", c_int64),
         ("gather_scratch", _function(_INT, _PASS, _INT)),
         ("weight_gradient_scratch", _function(_INT, _PASS, _INT)),
         ("gather", _function(None, _PASS, _SOURCE, *[_ARRAY] * 3, _INT, _INT, _INT, _ARRAY, _SINK)),
@@ -98,7 +105,8 @@ class TrainingTable(Structure):
             "depthwise_gradients",
             _function(None, _DEPTHWISE, _SOURCE, _SOURCE, _ARRAY, _INT, _INT, _ARRAY, _SINK, _ARRAY, _ARRAY),
         ),
-        ("sweep", _function(None, _INT, _INT, _SOURCE, _INT, _INT, _SINK)),
+        ("sweep", _function(None, _EXTENT, _INT, _SOURCE, _INT, _INT, _SINK)),
+        ("turn", _function(None, _EXTENT, _INT, _SOURCE, _INT, _SINK)),
         ("fold_statistics", _function(_INT, _INT, _INT, _ARRAY, _ARRAY, _DOUBLE, *[_ARRAY] * 4)),
         ("track_statistics", _function(None, _INT, _INT, _ARRAY, _DOUBLE, _ARRAY, _ARRAY)),
         ("fold_gradients", _function(None, _INT, _INT, *[_ARRAY] * 6)),

@@ -6,6 +6,8 @@
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 static inline int64_t divide_up(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 static inline int64_t round_up(int64_t count, int64_t multiple) { return divide_up(count, multiple) * multiple; }

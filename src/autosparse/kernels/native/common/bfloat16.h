@@ -13,6 +13,7 @@ template <class Base>
 struct Widened : Base {
     using Element = Bfloat16;
     using Multiplier = Base;
+    using Images = Widened;
     using Vec = typename Base::Vec;
 
     using Base::load_first;

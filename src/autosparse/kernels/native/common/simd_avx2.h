@@ -11,9 +11,11 @@ struct Avx2 {
     using Cell = float;       // of packed tiles
     using Float = Avx2;       // the same instructions for tensors in float
     using Multiplier = Avx2;  // what multiplies packed tiles
+    using Images = Avx2;      // what takes one channel of many images
     using Vec = __m256;
     static constexpr int lanes = 8;
 
+    static Vec folded(Vec value) { return value; }  // a vector of Images as one of these
     static Vec zero() { return _mm256_setzero_ps(); }
     static Vec broadcast(float value) { return _mm256_set1_ps(value); }
     static Vec load(const float* from) { return _mm256_load_ps(from); }

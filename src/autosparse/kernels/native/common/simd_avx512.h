@@ -10,9 +10,11 @@ struct Avx512 {
     using Cell = float;         // of packed tiles
     using Float = Avx512;       // the same instructions for tensors in float
     using Multiplier = Avx512;  // what multiplies packed tiles
+    using Images = Avx512;      // what takes one channel of many images
     using Vec = __m512;
     static constexpr int lanes = 16;
 
+    static Vec folded(Vec value) { return value; }  // a vector of Images as one of these
     static Vec zero() { return _mm512_setzero_ps(); }
     static Vec broadcast(float value) { return _mm512_set1_ps(value); }
     static Vec load(const float* from) { return _mm512_load_ps(from); }

@@ -10,8 +10,10 @@ struct Portable {
     using Cell = float;
     using Float = Portable;
     using Multiplier = Portable;
+    using Images = Portable;
     static constexpr int lanes = 4;
 
+    static Vec folded(Vec value) { return value; }  // a vector of Images as one of these
     static Vec zero() { return Vec{}; }
     static Vec broadcast(float value) { return Vec{value, value, value, value}; }
     static Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }

@@ -8,9 +8,9 @@
 #include <type_traits>
 
 #include "common/arithmetic.h"
-#include "gather.h"
 #include "interface.h"
 #include "pixels.h"
+#include "sums.h"
 
 constexpr int64_t kTaps = 9, kRingRows = 3;
 constexpr int64_t kBlockRows = 28;  // rows that one thread computes in a row: the two around them are read once more
@@ -48,7 +48,7 @@ private:
         for (int64_t col = 0; col < cols_; ++col, place += channels_, to += pitch_) {
             for (int64_t channel = 0; channel < channels_; channel += Simd::lanes) {
                 const int count = static_cast<int>(smaller(Simd::lanes, channels_ - channel));
-                Simd::store(to + channel, from.load(from.group(channel, count), place + channel, count));
+                Simd::store(to + channel, from.load(from.group(NeighbouringChannels{channel, count}), place + channel, count));
             }
         }
     }
@@ -118,7 +118,7 @@ void for_row_blocks(int64_t images, int64_t rows, int64_t threads, int64_t slice
 // tensor.
 template <class Simd, class To>
 void depthwise_row(const Depthwise& shape, const float* const* rows, const float* weight, int64_t channel, int64_t place,
-                   const typename Simd::Element* input_row, const To& to, double* sums) {
+                   const typename Simd::Element* input_row, const To& to, const Sums& sums) {
     using Vec = typename Simd::Vec;
     const int64_t pitch = round_up(shape.channels, Simd::lanes);
     const NextRow<Simd> next_input(input_row, shape.in_cols, shape.channels, channel);
@@ -129,7 +129,7 @@ void depthwise_row(const Depthwise& shape, const float* const* rows, const float
     for (int tap = 0; tap < kTaps; ++tap) {
         taps[tap] = Simd::load(weight + tap * pitch + channel);
     }
-    auto group = to.group(channel, count);
+    auto group = to.group(NeighbouringChannels{channel, count});
     for (int64_t col = 0; col < shape.out_cols; ++col, place += shape.channels) {
         if (shape.stride == 1) {  // else the ring takes two rows at a time, from end to end
             next_input.fetch_to_read(col);
@@ -146,18 +146,17 @@ void depthwise_row(const Depthwise& shape, const float* const* rows, const float
         }
         to.put(group, place, Simd::add(parts[0], Simd::add(parts[1], parts[2])), count);
     }
-    to.finish(group, channel, sums);
+    to.finish(group, [&](int64_t kind, Vec value) { sums.add<Simd>(kind, channel, value); });
 }
 
 template <class Simd>
 void depthwise_forward(const Depthwise* given, const Source* source, const float* weight, int64_t threads, int64_t slices,
                        float* scratch, const Sink* sink) {
     const Depthwise shape = *given;
-    const int64_t pitch = round_up(shape.channels, Simd::lanes);
     const DepthwiseScratch<Simd> sizes(shape);
     turn_weight<Simd>(weight, shape.channels, scratch);
-    const auto to = statistics_sink<Simd>(*sink, shape.channels);
-    with_sums<Simd>(*sink, slices, shape.channels, [&](double* slice_sums) {
+    const auto to = statistics_sink<Simd>(*sink);
+    with_sums<Simd>(*sink, slices, shape.channels, [&](const SliceSums& slice_sums) {
         with_input<Simd>(*source, [&](const auto& from) {
             for_row_blocks(shape.images, shape.out_rows, threads, slices, [&](int64_t image, int64_t first, int64_t end, int64_t slice, int thread) {
                 Ring<Simd> ring(sizes.of_thread(scratch, thread), shape.in_cols, shape.channels);
@@ -169,7 +168,7 @@ void depthwise_forward(const Depthwise* given, const Source* source, const float
                     const float* rows[3] = {ring.row(top), ring.row(top + 1), ring.row(top + 2)};
                     const int64_t place = (image * shape.out_rows + row) * shape.out_cols * shape.channels;
                     for (int64_t channel = 0; channel < shape.channels; channel += Simd::lanes) {
-                        depthwise_row<Simd>(shape, rows, scratch, channel, place, last_row, to, slice_sums + slice * kSums * pitch);
+                        depthwise_row<Simd>(shape, rows, scratch, channel, place, last_row, to, slice_sums.of(slice));
                     }
                 }
             });
@@ -182,7 +181,7 @@ void depthwise_forward(const Depthwise* given, const Source* source, const float
 // `downs` lists.
 template <class Simd, int kStride, int kDown, class Input, class To>
 void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, const int* downs, const float* weight,
-                            int64_t channel, int64_t place, const Input& input, const To& to, double* sums, float* shares) {
+                            int64_t channel, int64_t place, const Input& input, const To& to, const Sums& sums, float* shares) {
     using Vec = typename Simd::Vec;
     const int64_t pitch = round_up(shape.channels, Simd::lanes);
     const NextRow<Simd> next_input(input.tensor + place, shape.in_cols, shape.channels, channel);
@@ -196,8 +195,8 @@ void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, co
             products[down][across] = Simd::load(shares + (downs[down] * 3 + across) * pitch + channel);
         }
     }
-    const auto read = input.group(channel, count);
-    auto group = to.group(channel, count);
+    const auto read = input.group(NeighbouringChannels{channel, count});
+    auto group = to.group(NeighbouringChannels{channel, count});
     // Column `across` of the kernel leads from input column col to output column (col + 1 - across) / stride.
     const auto pixel = [&](int64_t col, auto first_across) {
         const Vec value = input.load(read, place + col * shape.channels, count);
@@ -236,7 +235,7 @@ void depthwise_gradient_row(const Depthwise& shape, const float* const* rows, co
             pixel(shape.in_cols - 1, std::integral_constant<int, 1>());
         }
     }
-    to.finish(group, channel, sums);
+    to.finish(group, [&](int64_t kind, Vec value) { sums.add<Simd>(kind, channel, value); });
     for (int down = 0; down < kDown; ++down) {
         for (int across = 0; across < 3; ++across) {
             Simd::store(shares + (downs[down] * 3 + across) * pitch + channel, products[down][across]);
@@ -254,15 +253,15 @@ void depthwise_gradients(const Depthwise* given, const Source* input_source, con
     turn_weight<Simd>(weight, shape.channels, scratch);
     std::memset(weight_sums, 0, slices * kTaps * pitch * sizeof(double));
     const auto grad = gradient_source<Simd>(*grad_output);
-    with_sums<Simd>(*sink, slices, shape.channels, [&](double* slice_sums) {
-        with_input_and_sink<Simd>(*input_source, *sink, shape.channels, [&](const auto& input, const auto& to) {
+    with_sums<Simd>(*sink, slices, shape.channels, [&](const SliceSums& slice_sums) {
+        with_input_and_sink<Simd>(*input_source, *sink, [&](const auto& input, const auto& to) {
             for_row_blocks(shape.images, shape.in_rows, threads, slices, [&](int64_t image, int64_t first, int64_t end, int64_t slice, int thread) {
                 float* own = sizes.of_thread(scratch, thread);
                 Ring<Simd> ring(own, shape.out_cols, shape.channels);
                 float* shares = own + sizes.ring;
                 std::memset(shares, 0, kTaps * pitch * sizeof(float));
                 const int64_t from = image * shape.out_rows * shape.out_cols * shape.channels;
-                double* sums = slice_sums == nullptr ? nullptr : slice_sums + slice * kSums * pitch;
+                const Sums sums = slice_sums.of(slice);
                 for (int64_t row = first; row < end; ++row) {
                     const int64_t place = (image * shape.in_rows + row) * shape.in_cols * shape.channels;
                     const auto run = [&](auto stride, auto count, const float* const* rows, const int* downs) {

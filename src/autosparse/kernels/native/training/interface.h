@@ -1,8 +1,9 @@
 // The C interface of the kernels: plain structs and functions, called from Python through ctypes.
 //
 // Everything is one operation, a *gather pass*: output pixels of a grid, each the weighted sum of some input pixels.
-// A linear layer, a convolution, and each phase of a convolution's input gradient are gather passes over tensors in
-// channels_last order; only the geometry differs. The weights are compressed rows (see compress.h).
+// A linear layer, a convolution, and each phase of a convolution's input gradient are gather passes; only the geometry
+// differs. The weights are compressed rows (see compress.h). All tensors of a pass lie in one order: channels last,
+// [image][row][column][channel], or images last, [row][channel][column][image], for a number of images that fills vectors.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ struct Entry {
 // rectangles that cover the grid. A tile is tile_rows x tile_cols pixels of every site in a block of sites.
 struct Pass {
     int64_t images;
+    int64_t images_last;                       // 1: the order of all tensors, with one patch per image
     int64_t in_rows, in_cols, in_channels;
     int64_t out_rows, out_cols, out_channels;
     int64_t grid_rows, grid_cols;              // pixels this pass computes
@@ -79,6 +81,11 @@ struct Sink {
     double* sums;        // [kSums][channels], added to; the same whichever thread was faster
 };
 
+// The size of a tensor of pixels.
+struct Extent {
+    int64_t images, rows, cols, channels;
+};
+
 // A depthwise 3x3 convolution with padding 1: see depthwise.h.
 struct Depthwise {
     int64_t images, in_rows, in_cols, out_rows, out_cols, channels, stride;
@@ -108,7 +115,8 @@ struct TransposedLayout {
 
 struct TrainingTable {
     int64_t lanes;
-    int64_t max_vectors;                       // largest tile_rows * tile_cols
+    int64_t max_vectors;                       // largest tile_rows * tile_cols with channels last
+    int64_t max_tile;                          // and with images last
 
     // Floats of scratch for one thread.
     int64_t (*gather_scratch)(const Pass*, int64_t row_parts);
@@ -125,7 +133,7 @@ struct TrainingTable {
                             const Entry* entries, int64_t threads, int64_t slices, int64_t row_parts, float* scratch,
                             float* sums);
 
-    // Both gradients of a convolution without a window, the output's gradient packed once for both. `forward` and
+    // Both gradients of a convolution with a kernel of one pixel and no stride, the output's gradient packed once for both. `forward` and
     // `backward` are the passes of the output and of the input gradient, which have the same tiles.
     int64_t (*joint_gradient_scratch)(const Pass* forward, const Pass* backward);
     void (*joint_gradient)(const Pass* forward, const Pass* backward, const Source* input, const Source* grad_output,
@@ -142,8 +150,11 @@ struct TrainingTable {
                                 int64_t threads, int64_t slices, float* scratch, const Sink*, double* weight_sums,
                                 float* weight_gradient);
 
-    // One pass over pixels, [pixels][channels], from a source to a sink.
-    void (*sweep)(int64_t pixels, int64_t channels, const Source*, int64_t threads, int64_t slices, const Sink*);
+    // One pass over all pixels from a source to a sink, in either order of tensors.
+    void (*sweep)(const Extent*, int64_t images_last, const Source*, int64_t threads, int64_t slices, const Sink*);
+
+    // What a source gives is stored in the order that its own tensors do not have; target_images_last: the target's.
+    void (*turn)(const Extent*, int64_t target_images_last, const Source*, int64_t threads, const Sink*);
 
     // Batch norm for each channel: from sums of value - shift and of its square to statistics[3][channels] (mean,
     // biased variance, 1 / standard deviation) and folded[3][channels] (scale, offset, mean). gamma and beta may be null.

@@ -13,17 +13,82 @@
 #include "interface.h"
 #include "tile_kernels.h"
 
+// Two neighbouring pixels of sixteen images each. `low` and `high` have the quarters of their lanes as unpacking orders them,
+// which is the order of the sums of pairs: nothing is moved between registers but what is stored in bfloat16.
+struct TwoPixels {
+    using Element = Bfloat16;
+    struct Vec {
+        __m512 low, high;
+    };
+    static constexpr int lanes = 32;
+
+    static Vec zero() { return {_mm512_setzero_ps(), _mm512_setzero_ps()}; }
+    static Vec broadcast(float value) { return {_mm512_set1_ps(value), _mm512_set1_ps(value)}; }
+    static Vec load_unaligned(const Bfloat16* from) { return widened(_mm512_loadu_si512(from)); }
+    static Vec load_first(const Bfloat16* from, int count) { return widened(_mm512_maskz_loadu_epi16(first(count), from)); }
+    static void store_unaligned(Bfloat16* to, Vec value) { _mm512_storeu_si512(to, narrowed(value)); }
+    static void store_first(Bfloat16* to, Vec value, int count) { _mm512_mask_storeu_epi16(to, first(count), narrowed(value)); }
+    static void stream(Bfloat16* to, Vec value) {
+        if (reinterpret_cast<uintptr_t>(to) % sizeof(__m512i) == 0) {
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(to), narrowed(value));
+        } else {
+            store_unaligned(to, value);
+        }
+    }
+    static Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.low, b.low), _mm512_add_ps(a.high, b.high)}; }
+    static Vec subtract(Vec a, Vec b) { return {_mm512_sub_ps(a.low, b.low), _mm512_sub_ps(a.high, b.high)}; }
+    static Vec multiply_add(Vec a, Vec b, Vec c) {
+        return {_mm512_fmadd_ps(a.low, b.low, c.low), _mm512_fmadd_ps(a.high, b.high, c.high)};
+    }
+    static Vec relu(Vec a) { return {Avx512::relu(a.low), Avx512::relu(a.high)}; }
+    static Vec where_positive(Vec test, Vec value) {
+        return {Avx512::where_positive(test.low, value.low), Avx512::where_positive(test.high, value.high)};
+    }
+    static __m512 folded(Vec value) { return _mm512_add_ps(value.low, value.high); }
+
+private:
+    // Bfloat16 are the upper halves of floats.
+    static Vec widened(__m512i both) {
+        const __m512i zero = _mm512_setzero_si512();
+        return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, both)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, both))};
+    }
+    static __m512i narrowed(Vec value) {
+        const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(value.high, value.low));
+        return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), halves);
+    }
+    static __mmask32 first(int count) { return static_cast<__mmask32>((uint64_t{1} << count) - 1); }
+};
+
 struct Paired : Widened<Avx512> {
     using Cell = Bfloat16;
     using Multiplier = Paired;
+    using Images = TwoPixels;
 
     using Avx512::store;
     static void store(Bfloat16* to, Vec value) { _mm256_store_si256(reinterpret_cast<__m256i*>(to), halves(value)); }
     static void store_unaligned(Bfloat16* to, Vec value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves(value)); }
     static void store_unaligned(float* to, Vec value) { Avx512::store_unaligned(to, value); }
+    static void stream(Bfloat16* to, Vec value) { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), halves(value)); }
 
 private:
     static __m256i halves(Vec value) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)); }
+};
+
+// In the order of TwoPixels; the last column of an odd number has a neighbour that means nothing.
+template <>
+struct StagedSums<Paired> {
+    static constexpr int64_t columns(int64_t cols) { return (cols + 1) / 2 * 2; }
+
+    static __m512 pixel(const float* channel, int64_t row, int64_t col, int64_t cols) {
+        const TwoPixels::Vec both = run(channel, row, col / 2 * 2, cols);
+        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        return _mm512_permutex2var_ps(both.low, col % 2 == 0 ? first : second, both.high);
+    }
+    static TwoPixels::Vec run(const float* channel, int64_t row, int64_t col, int64_t cols) {
+        const float* from = channel + (row * columns(cols) + col) * Paired::lanes;
+        return {_mm512_load_ps(from), _mm512_load_ps(from + Paired::lanes)};
+    }
 };
 
 // Two non-zeros of a row; the second weight of the last pair may be 0.
@@ -86,42 +151,25 @@ private:
 
 static inline void add_dot(__m512& sum, __m512i a, __m512i b) { asm("vdpbf16ps %2,%1,%0" : "+v"(sum) : "v"(a), "v"(b)); }
 
-static inline __m512i interleave(__m256i even, __m256i odd) {
-    const __m512i order = _mm512_set_epi16(31 + 16, 15, 30 + 16, 14, 29 + 16, 13, 28 + 16, 12, 27 + 16, 11, 26 + 16, 10, 25 + 16, 9,
-                                           24 + 16, 8, 23 + 16, 7, 22 + 16, 6, 21 + 16, 5, 20 + 16, 4, 19 + 16, 3, 18 + 16, 2,
-                                           17 + 16, 1, 16 + 16, 0);
-    return _mm512_permutex2var_epi16(_mm512_castsi256_si512(even), order, _mm512_castsi256_si512(odd));
-}
-
 template <int kRows, int kCols>
 struct TileLoops<Paired, kRows, kCols> {
-    static constexpr int kPixels = kRows * kCols, kDoubles = kCols / 2;
+    static constexpr int kLanes = Paired::lanes, kDoubles = (kCols + 1) / 2;
     static constexpr bool kSingle = kCols % 2 == 1;
-    static constexpr int kLanes = Paired::lanes;
 
-    // As multiply_rows. Two neighbouring vectors of a tile are one register; unpacking orders their sums by quarters, which
-    // is undone at the end.
+    // As multiply_rows, for two neighbouring columns at a time. The last of an odd number is multiplied with the cells behind
+    // it, whatever they hold: that is faster than half a register.
     static void multiply(int64_t rows, const int32_t* row_start, const Pair* pairs, const Bfloat16* tile, int64_t row_pitch,
                          const float* start, const float* bias, float* sums) {
-        const __m512i first_half = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        const __m512i second_half = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        constexpr int64_t kChannel = kRows * kDoubles * 2 * kLanes;
         for (int64_t row = 0; row < rows; ++row) {
-            __m512 low[kRows][kDoubles + 1], high[kRows][kDoubles + 1];  // in `low`, the last one is a single vector
-            const float* from = start == nullptr ? nullptr : start + row * kPixels * kLanes;
-            const __m512 first = _mm512_set1_ps(bias != nullptr && start == nullptr ? bias[row] : 0.0f);
+            TwoPixels::Vec sum[kRows][kDoubles];
+            const TwoPixels::Vec first = TwoPixels::broadcast(bias != nullptr && start == nullptr ? bias[row] : 0.0f);
 #pragma GCC unroll 8
             for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
                 for (int j = 0; j < kDoubles; ++j) {
-                    low[i][j] = high[i][j] = first;
-                    if (from != nullptr) {
-                        const __m512 a = _mm512_load_ps(from + (i * kCols + 2 * j) * kLanes);
-                        const __m512 b = _mm512_load_ps(from + (i * kCols + 2 * j + 1) * kLanes);
-                        low[i][j] = _mm512_shuffle_f32x4(a, b, 0x88);
-                        high[i][j] = _mm512_shuffle_f32x4(a, b, 0xdd);
-                    }
+                    sum[i][j] = start == nullptr ? first : StagedSums<Paired>::run(start + row * kChannel, i, 2 * j, kCols);
                 }
-                low[i][kDoubles] = from != nullptr && kSingle ? _mm512_load_ps(from + (i * kCols + kCols - 1) * kLanes) : first;
             }
             const Pair* end = pairs + row_start[row + 1];
             for (const Pair* pair = pairs + row_start[row]; pair != end; ++pair) {
@@ -136,26 +184,18 @@ struct TileLoops<Paired, kRows, kCols> {
                         __m512i one = _mm512_loadu_si512(x + 2 * j * kLanes), other = _mm512_loadu_si512(y + 2 * j * kLanes);
                         asm("" : "+v"(one));
                         asm("" : "+v"(other));
-                        add_dot(low[i][j], _mm512_unpacklo_epi16(one, other), weight);
-                        add_dot(high[i][j], _mm512_unpackhi_epi16(one, other), weight);
-                    }
-                    if (kSingle) {
-                        const __m256i one = _mm256_load_si256(reinterpret_cast<const __m256i*>(x + (kCols - 1) * kLanes));
-                        const __m256i other = _mm256_load_si256(reinterpret_cast<const __m256i*>(y + (kCols - 1) * kLanes));
-                        add_dot(low[i][kDoubles], interleave(one, other), weight);
+                        add_dot(sum[i][j].low, _mm512_unpacklo_epi16(one, other), weight);
+                        add_dot(sum[i][j].high, _mm512_unpackhi_epi16(one, other), weight);
                     }
                 }
             }
-            float* to = sums + row * kPixels * kLanes;
+            float* to = sums + row * kChannel;
 #pragma GCC unroll 8
             for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-                for (int j = 0; j < kDoubles; ++j) {
-                    _mm512_store_ps(to + (i * kCols + 2 * j) * kLanes, _mm512_permutex2var_ps(low[i][j], first_half, high[i][j]));
-                    _mm512_store_ps(to + (i * kCols + 2 * j + 1) * kLanes, _mm512_permutex2var_ps(low[i][j], second_half, high[i][j]));
-                }
-                if (kSingle) {
-                    _mm512_store_ps(to + (i * kCols + kCols - 1) * kLanes, low[i][kDoubles]);
+                for (int j = 0; j < kDoubles; ++j, to += 2 * kLanes) {
+                    _mm512_store_ps(to, sum[i][j].low);
+                    _mm512_store_ps(to + kLanes, sum[i][j].high);
                 }
             }
         }
@@ -172,18 +212,18 @@ struct TileLoops<Paired, kRows, kCols> {
         int64_t entry = row_start[0];
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t end = row_start[row + 1];
-            __m512i grad[kRows][kDoubles + 1];
+            __m512i grad[kRows][kDoubles];
             if (entry < end) {
-                read(grad_output + row * kPixels * kLanes, kCols * kLanes, grad);
+                read(grad_output + row * kRows * kCols * kLanes, kCols * kLanes, grad);
             }
             for (; entry < end; ++entry) {
-                __m512i input[kRows][kDoubles + 1];
+                __m512i input[kRows][kDoubles];
                 read(tile + entries[entry].offset, row_pitch, input);
                 __m512 even = _mm512_setzero_ps(), odd = even;
 #pragma GCC unroll 8
                 for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 5
-                    for (int j = 0; j < kDoubles + kSingle; ++j) {
+#pragma GCC unroll 8
+                    for (int j = 0; j < kDoubles; ++j) {
                         add_dot((i + j) % 2 == 0 ? even : odd, grad[i][j], input[i][j]);
                     }
                 }
@@ -200,15 +240,15 @@ struct TileLoops<Paired, kRows, kCols> {
     }
 
 private:
-    static void read(const Bfloat16* from, int64_t pitch, __m512i (*to)[kDoubles + 1]) {
-#pragma GCC unroll 8
+    static void read(const Bfloat16* from, int64_t pitch, __m512i (*to)[kDoubles]) {
+#pragma GCC unroll 16
         for (int i = 0; i < kRows; ++i, from += pitch) {
-#pragma GCC unroll 4
-            for (int j = 0; j < kDoubles; ++j) {
+#pragma GCC unroll 8
+            for (int j = 0; j < kCols / 2; ++j) {
                 to[i][j] = _mm512_loadu_si512(from + 2 * j * kLanes);
             }
             if (kSingle) {
-                to[i][kDoubles] = _mm512_zextsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(from + (kCols - 1) * kLanes)));
+                to[i][kDoubles - 1] = _mm512_zextsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(from + (kCols - 1) * kLanes)));
             }
         }
     }

@@ -1,7 +1,9 @@
 // What is read at a pixel, and what is done with a pixel's result: the steps around a convolution that need no pass of
-// their own. A source gives a vector of neighbouring channels, a sink takes one. `group` holds what belongs to the
-// channels: coefficients, and the sums over pixels that a sink makes.
+// their own. A source gives a vector, a sink takes one: neighbouring channels of a pixel, or one channel of neighbouring
+// images and pixels. `group` holds what belongs to the channels: coefficients, and the sums over pixels that a sink makes.
 #pragma once
+
+#include <type_traits>
 
 #include "common/arithmetic.h"
 #include "interface.h"
@@ -21,7 +23,35 @@ inline void store_count(typename Simd::Element* to, typename Simd::Vec value, in
     }
 }
 
+// The channels of a vector's lanes.
+struct NeighbouringChannels {
+    int64_t first;
+    int count;
+    template <class Simd>
+    typename Simd::Vec load(const float* numbers) const { return load_count<Simd>(numbers + first, count); }
+};
+
+struct OneChannel {
+    int64_t channel;
+    template <class Simd>
+    typename Simd::Vec load(const float* numbers) const { return Simd::broadcast(numbers[channel]); }
+};
+
+// Brings what a vector will read, or write, near. It may begin within a line.
+template <class Simd>
+inline void fetch_to_read(const typename Simd::Element* from) {
+    __builtin_prefetch(from, 0);
+    __builtin_prefetch(from + Simd::lanes - 1, 0);
+}
+
+template <class Simd>
+inline void fetch_to_write(const typename Simd::Element* to) {
+    __builtin_prefetch(to, 1);
+    __builtin_prefetch(to + Simd::lanes - 1, 1);
+}
+
 // ---- sources ---------------------------------------------------------------------------------------------------------
+// `on` gives the same for vectors of another size.
 
 // A tensor as it is.
 template <class Simd>
@@ -30,8 +60,12 @@ struct PlainSource {
     struct Group {};
     const typename Simd::Element* tensor;
 
-    Group group(int64_t, int) const { return {}; }
+    template <class Other>
+    PlainSource<Other> on() const { return {tensor}; }
+    template <class Channels>
+    Group group(const Channels&) const { return {}; }
     Vec load(const Group&, int64_t place, int count) const { return load_count<Simd>(tensor + place, count); }
+    void fetch(int64_t place) const { fetch_to_read<Simd>(tensor + place); }
 };
 
 // scale * tensor + offset, and its ReLU if wanted: batch norm.
@@ -44,13 +78,17 @@ struct NormalisedSource {
     const typename Simd::Element* tensor;
     const float *scale, *offset;
 
-    Group group(int64_t channel, int count) const {
-        return {load_count<Simd>(scale + channel, count), load_count<Simd>(offset + channel, count)};
+    template <class Other>
+    NormalisedSource<Other, kRelu> on() const { return {tensor, scale, offset}; }
+    template <class Channels>
+    Group group(const Channels& channels) const {
+        return {channels.template load<Simd>(scale), channels.template load<Simd>(offset)};
     }
     Vec load(const Group& group, int64_t place, int count) const {
         const Vec value = Simd::multiply_add(group.scale, load_count<Simd>(tensor + place, count), group.offset);
         return kRelu ? Simd::relu(value) : value;
     }
+    void fetch(int64_t place) const { fetch_to_read<Simd>(tensor + place); }
 };
 
 // scale * tensor + other_scale * other + offset: the gradient of a batch norm's input, with the input as `other`.
@@ -65,13 +103,19 @@ struct GradientSource {
     const typename Simd::Element* other;
     const float* other_scale;
 
-    Group group(int64_t channel, int count) const {
-        return {load_count<Simd>(scale + channel, count), load_count<Simd>(other_scale + channel, count),
-                load_count<Simd>(offset + channel, count)};
+    template <class Other>
+    GradientSource<Other> on() const { return {tensor, scale, offset, other, other_scale}; }
+    template <class Channels>
+    Group group(const Channels& channels) const {
+        return {channels.template load<Simd>(scale), channels.template load<Simd>(other_scale), channels.template load<Simd>(offset)};
     }
     Vec load(const Group& group, int64_t place, int count) const {
         const Vec shifted = Simd::multiply_add(group.other_scale, load_count<Simd>(other + place, count), group.offset);
         return Simd::multiply_add(group.scale, load_count<Simd>(tensor + place, count), shifted);
+    }
+    void fetch(int64_t place) const {
+        fetch_to_read<Simd>(tensor + place);
+        fetch_to_read<Simd>(other + place);
     }
 };
 
@@ -87,11 +131,14 @@ struct JoinedSource {
     const typename Simd::Element* other;
     const float *other_scale, *other_offset;
 
-    Group group(int64_t channel, int count) const {
-        Group found = {load_count<Simd>(scale + channel, count), load_count<Simd>(offset + channel, count), Simd::zero(), Simd::zero()};
+    template <class Other>
+    JoinedSource<Other, kRelu, kOtherNormalised> on() const { return {tensor, scale, offset, other, other_scale, other_offset}; }
+    template <class Channels>
+    Group group(const Channels& channels) const {
+        Group found = {channels.template load<Simd>(scale), channels.template load<Simd>(offset), Simd::zero(), Simd::zero()};
         if (kOtherNormalised) {
-            found.other_scale = load_count<Simd>(other_scale + channel, count);
-            found.other_offset = load_count<Simd>(other_offset + channel, count);
+            found.other_scale = channels.template load<Simd>(other_scale);
+            found.other_offset = channels.template load<Simd>(other_offset);
         }
         return found;
     }
@@ -104,10 +151,14 @@ struct JoinedSource {
         const Vec value = Simd::add(first, second);
         return kRelu ? Simd::relu(value) : value;
     }
+    void fetch(int64_t place) const {
+        fetch_to_read<Simd>(tensor + place);
+        fetch_to_read<Simd>(other + place);
+    }
 };
 
 // ---- sinks -----------------------------------------------------------------------------------------------------------
-// `finish` adds a group's sums to sums[kind * padded channels + channel]; `padded` is the channels in whole vectors.
+// `finish` gives a group's sums, add(kind, vector).
 
 // Where results go. What is larger than the caches is written past them: nothing is read before it is overwritten. The
 // barrier at the end of a parallel loop orders these stores before whatever reads them.
@@ -116,7 +167,10 @@ struct Target {
     typename Simd::Element* memory;
     bool streams;
 
-    explicit Target(const Sink& to) : memory(static_cast<typename Simd::Element*>(to.target)), streams(to.streams != 0) {}
+    Target(typename Simd::Element* memory, bool streams) : memory(memory), streams(streams) {}
+    explicit Target(const Sink& to) : Target(static_cast<typename Simd::Element*>(to.target), to.streams != 0) {}
+    template <class Other>
+    Target<Other> on() const { return {memory, streams}; }
     void put(int64_t place, typename Simd::Vec value, int count) const {
         if (streams && count == Simd::lanes) {
             Simd::stream(memory + place, value);
@@ -124,31 +178,45 @@ struct Target {
             store_count<Simd>(memory + place, value, count);
         }
     }
+    void fetch(int64_t place) const {
+        if (!streams) {
+            fetch_to_write<Simd>(memory + place);
+        }
+    }
 };
 
 template <class Simd>
 struct StoreSink {
     using Vec = typename Simd::Vec;
+    static constexpr int kKinds = 0;  // of sums
     struct Group {};
     Target<Simd> target;
 
-    Group group(int64_t, int) const { return {}; }
+    template <class Other>
+    StoreSink<Other> on() const { return {target.template on<Other>()}; }
+    template <class Channels>
+    Group group(const Channels&) const { return {}; }
     void put(Group&, int64_t place, Vec value, int count) const { target.put(place, value, count); }
-    void finish(const Group&, int64_t, double*) const {}
+    void fetch(int64_t place) const { target.fetch(place); }
+    template <class Add>
+    void finish(const Group&, const Add&) const {}
 };
 
 // Stores, unless there is no target, and sums value - shift and its square: the statistics of a batch norm.
 template <class Simd>
 struct StatisticsSink {
     using Vec = typename Simd::Vec;
+    static constexpr int kKinds = 2;
     struct Group {
         Vec shift, sum, squares;
     };
     Target<Simd> target;
     const float* shift;
-    int64_t padded;
 
-    Group group(int64_t channel, int count) const { return {load_count<Simd>(shift + channel, count), Simd::zero(), Simd::zero()}; }
+    template <class Other>
+    StatisticsSink<Other> on() const { return {target.template on<Other>(), shift}; }
+    template <class Channels>
+    Group group(const Channels& channels) const { return {channels.template load<Simd>(shift), Simd::zero(), Simd::zero()}; }
     void put(Group& group, int64_t place, Vec value, int count) const {
         if (target.memory != nullptr) {
             target.put(place, value, count);
@@ -157,9 +225,15 @@ struct StatisticsSink {
         group.sum = Simd::add(group.sum, shifted);
         group.squares = Simd::multiply_add(shifted, shifted, group.squares);
     }
-    void finish(const Group& group, int64_t channel, double* sums) const {
-        Simd::add_to(sums + channel, group.sum);
-        Simd::add_to(sums + padded + channel, group.squares);
+    void fetch(int64_t place) const {
+        if (target.memory != nullptr) {
+            target.fetch(place);
+        }
+    }
+    template <class Add>
+    void finish(const Group& group, const Add& add) const {
+        add(0, group.sum);
+        add(1, group.squares);
     }
 };
 
@@ -168,19 +242,22 @@ struct StatisticsSink {
 template <class Simd, bool kRelu>
 struct NormalisedSink {
     using Vec = typename Simd::Vec;
+    static constexpr int kKinds = 2;
     struct Group {
         Vec scale, offset, shift, sum, products;
     };
     Target<Simd> target;
     const typename Simd::Element* raw;
     const float *shift, *scale, *offset;
-    int64_t padded;
 
-    Group group(int64_t channel, int count) const {
-        Group found = {Simd::zero(), Simd::zero(), load_count<Simd>(shift + channel, count), Simd::zero(), Simd::zero()};
+    template <class Other>
+    NormalisedSink<Other, kRelu> on() const { return {target.template on<Other>(), raw, shift, scale, offset}; }
+    template <class Channels>
+    Group group(const Channels& channels) const {
+        Group found = {Simd::zero(), Simd::zero(), channels.template load<Simd>(shift), Simd::zero(), Simd::zero()};
         if (kRelu) {
-            found.scale = load_count<Simd>(scale + channel, count);
-            found.offset = load_count<Simd>(offset + channel, count);
+            found.scale = channels.template load<Simd>(scale);
+            found.offset = channels.template load<Simd>(offset);
         }
         return found;
     }
@@ -193,9 +270,14 @@ struct NormalisedSink {
         group.sum = Simd::add(group.sum, value);
         group.products = Simd::multiply_add(value, Simd::subtract(before, group.shift), group.products);
     }
-    void finish(const Group& group, int64_t channel, double* sums) const {
-        Simd::add_to(sums + channel, group.sum);
-        Simd::add_to(sums + padded + channel, group.products);
+    void fetch(int64_t place) const {
+        fetch_to_read<Simd>(raw + place);
+        target.fetch(place);
+    }
+    template <class Add>
+    void finish(const Group& group, const Add& add) const {
+        add(0, group.sum);
+        add(1, group.products);
     }
 };
 
@@ -204,6 +286,7 @@ struct NormalisedSink {
 template <class Simd, bool kRelu, bool kOther>
 struct JoinedSink {
     using Vec = typename Simd::Vec;
+    static constexpr int kKinds = kOther ? 3 : 2;
     struct Group {
         Vec shift, other_shift, sum, products, other_products;
     };
@@ -213,10 +296,12 @@ struct JoinedSink {
     const float* shift;
     const typename Simd::Element* other;
     const float* other_shift;
-    int64_t padded;
 
-    Group group(int64_t channel, int count) const {
-        return {load_count<Simd>(shift + channel, count), kOther ? load_count<Simd>(other_shift + channel, count) : Simd::zero(),
+    template <class Other>
+    JoinedSink<Other, kRelu, kOther> on() const { return {target.template on<Other>(), added, result, raw, shift, other, other_shift}; }
+    template <class Channels>
+    Group group(const Channels& channels) const {
+        return {channels.template load<Simd>(shift), kOther ? channels.template load<Simd>(other_shift) : Simd::zero(),
                 Simd::zero(), Simd::zero(), Simd::zero()};
     }
     void put(Group& group, int64_t place, Vec value, int count) const {
@@ -235,11 +320,25 @@ struct JoinedSink {
             group.other_products = Simd::multiply_add(value, beside, group.other_products);
         }
     }
-    void finish(const Group& group, int64_t channel, double* sums) const {
-        Simd::add_to(sums + channel, group.sum);
-        Simd::add_to(sums + padded + channel, group.products);
+    void fetch(int64_t place) const {
+        if (added != nullptr) {
+            fetch_to_read<Simd>(added + place);
+        }
+        if (kRelu) {
+            fetch_to_read<Simd>(result + place);
+        }
+        fetch_to_read<Simd>(raw + place);
         if (kOther) {
-            Simd::add_to(sums + 2 * padded + channel, group.other_products);
+            fetch_to_read<Simd>(other + place);
+        }
+        target.fetch(place);
+    }
+    template <class Add>
+    void finish(const Group& group, const Add& add) const {
+        add(0, group.sum);
+        add(1, group.products);
+        if (kOther) {
+            add(2, group.other_products);
         }
     }
 };
@@ -278,68 +377,69 @@ void with_joined_source(const Source& from, const Call& call) {
     }
 }
 
+// Whatever a source may be.
+template <class Simd, class Call>
+void with_source(const Source& from, const Call& call) {
+    switch (from.kind) {
+        case kGradientSource: return call(gradient_source<Simd>(from));
+        case kJoinedSource: return with_joined_source<Simd, false>(from, call);
+        case kJoinedActivatedSource: return with_joined_source<Simd, true>(from, call);
+        default: return with_input<Simd>(from, call);
+    }
+}
+
 template <class Simd>
-StatisticsSink<Simd> statistics_sink(const Sink& to, int64_t channels) {
-    return {Target<Simd>(to), to.shift, round_up(channels, Simd::lanes)};
+StatisticsSink<Simd> statistics_sink(const Sink& to) {
+    return {Target<Simd>(to), to.shift};
 }
 
 template <class Simd, bool kRelu, class Call>
-void with_joined_sink(const Sink& to, int64_t padded, const Call& call) {
+void with_joined_sink(const Sink& to, const Call& call) {
     if (to.other != nullptr) {
-        call(JoinedSink<Simd, kRelu, true>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, elements<Simd>(to.other), to.other_shift, padded});
+        call(JoinedSink<Simd, kRelu, true>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, elements<Simd>(to.other), to.other_shift});
     } else {
-        call(JoinedSink<Simd, kRelu, false>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, nullptr, nullptr, padded});
+        call(JoinedSink<Simd, kRelu, false>{Target<Simd>(to), elements<Simd>(to.added), elements<Simd>(to.result), elements<Simd>(to.raw), to.shift, nullptr, nullptr});
     }
 }
 
 template <class Simd, bool kRelu>
-NormalisedSink<Simd, kRelu> normalised_sink(const Sink& to, int64_t padded) {
-    return {Target<Simd>(to), elements<Simd>(to.raw), to.shift, to.scale, to.offset, padded};
+NormalisedSink<Simd, kRelu> normalised_sink(const Sink& to) {
+    return {Target<Simd>(to), elements<Simd>(to.raw), to.shift, to.scale, to.offset};
+}
+
+// What becomes of the gradient of a tensor that is the input of a layer as it is.
+template <class Simd, class Call>
+void with_sink_of_tensor(const Sink& to, const Call& call) {
+    switch (to.kind) {
+        case kStoreSink: return call(StoreSink<Simd>{Target<Simd>(to)});
+        case kJoinedSink: return with_joined_sink<Simd, false>(to, call);
+        case kJoinedActivatedSink: return with_joined_sink<Simd, true>(to, call);
+        default: return;
+    }
 }
 
 // What becomes of the gradient of a layer's input.
 template <class Simd, class Call>
-void with_gradient_sink(const Sink& to, int64_t channels, const Call& call) {
-    const int64_t padded = round_up(channels, Simd::lanes);
+void with_gradient_sink(const Sink& to, const Call& call) {
     switch (to.kind) {
-        case kStoreSink: return call(StoreSink<Simd>{Target<Simd>(to)});
-        case kNormalisedSink: return call(normalised_sink<Simd, false>(to, padded));
-        case kActivatedSink: return call(normalised_sink<Simd, true>(to, padded));
-        case kJoinedSink: return with_joined_sink<Simd, false>(to, padded, call);
-        case kJoinedActivatedSink: return with_joined_sink<Simd, true>(to, padded, call);
-        default: return;
+        case kNormalisedSink: return call(normalised_sink<Simd, false>(to));
+        case kActivatedSink: return call(normalised_sink<Simd, true>(to));
+        default: return with_sink_of_tensor<Simd>(to, call);
     }
 }
 
 // The input of a layer together with what becomes of its gradient: a normalised input has a sink of its own kind.
 template <class Simd, class Call>
-void with_input_and_sink(const Source& from, const Sink& to, int64_t channels, const Call& call) {
-    const int64_t padded = round_up(channels, Simd::lanes);
+void with_input_and_sink(const Source& from, const Sink& to, const Call& call) {
+    const auto normalised = [&](auto relu) {
+        constexpr bool kRelu = decltype(relu)::value;
+        call(NormalisedSource<Simd, kRelu>{elements<Simd>(from.tensor), from.scale, from.offset}, normalised_sink<Simd, kRelu>(to));
+    };
     if (from.kind == kNormalisedSource) {
-        call(NormalisedSource<Simd, false>{elements<Simd>(from.tensor), from.scale, from.offset},
-             normalised_sink<Simd, false>(to, padded));
+        normalised(std::false_type());
     } else if (from.kind == kActivatedSource) {
-        call(NormalisedSource<Simd, true>{elements<Simd>(from.tensor), from.scale, from.offset},
-             normalised_sink<Simd, true>(to, padded));
-    } else if (to.kind == kStoreSink) {
-        call(PlainSource<Simd>{elements<Simd>(from.tensor)}, StoreSink<Simd>{Target<Simd>(to)});
-    } else if (to.kind == kJoinedSink) {
-        with_joined_sink<Simd, false>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{elements<Simd>(from.tensor)}, sink); });
-    } else if (to.kind == kJoinedActivatedSink) {
-        with_joined_sink<Simd, true>(to, padded, [&](const auto& sink) { call(PlainSource<Simd>{elements<Simd>(from.tensor)}, sink); });
-    }
-}
-
-// Adds the sums of all slices, [slices][kSums][padded], to sums[kSums][channels], in their order.
-template <class Simd>
-void add_slices(const double* slice_sums, int64_t slices, int64_t channels, double* sums) {
-    const int64_t padded = round_up(channels, Simd::lanes);
-    for (int64_t slice = 0; slice < slices; ++slice) {
-        for (int64_t kind = 0; kind < kSums; ++kind) {
-            const double* from = slice_sums + (slice * kSums + kind) * padded;
-            for (int64_t channel = 0; channel < channels; ++channel) {
-                sums[kind * channels + channel] += from[channel];
-            }
-        }
+        normalised(std::true_type());
+    } else {
+        with_sink_of_tensor<Simd>(to, [&](const auto& sink) { call(PlainSource<Simd>{elements<Simd>(from.tensor)}, sink); });
     }
 }

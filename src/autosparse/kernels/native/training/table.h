@@ -11,6 +11,7 @@
 #include "sweep.h"
 #include "threshold.h"
 #include "transpose.h"
+#include "turn.h"
 #include "weight_gradient.h"
 
 // Passes read and write tensors as Simd has them; weights, and what belongs to channels, are float in every table.
@@ -19,6 +20,7 @@ constexpr TrainingTable make_training_table() {
     using Float = typename Simd::Float;
     return {Simd::lanes,
             kMaxVectors,
+            kMaxTile<typename Simd::Multiplier>,
             gather_scratch<Simd>,
             weight_gradient_scratch<Simd>,
             gather<Simd>,
@@ -29,6 +31,7 @@ constexpr TrainingTable make_training_table() {
             depthwise_forward<Simd>,
             depthwise_gradients<Simd>,
             sweep<Simd>,
+            turn<Simd>,
             fold_statistics<Float>,
             track_statistics<Float>,
             fold_gradients<Float>,

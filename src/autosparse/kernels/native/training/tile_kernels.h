@@ -7,8 +7,28 @@
 #include "common/arithmetic.h"
 #include "interface.h"
 
-// Largest tile, in vectors. Eight sums, one broadcast and memory operands fit into 16 registers; more was not faster.
+// Most vectors of a tile that are multiplied together. Eight sums, one broadcast and memory operands fit into 16 registers;
+// more was not faster.
 constexpr int kMaxVectors = 8;
+
+// Largest tile with images last, in vectors: with 32 registers the weight gradient keeps more of a row at hand. Other sums
+// are made in parts of at most kMaxVectors.
+template <class Simd>
+constexpr int kMaxTile = Simd::lanes < 16 ? kMaxVectors : 16;
+
+// The sums of a tile as `multiply` leaves them: [channel][row][column][lane].
+template <class Simd>
+struct StagedSums {
+    static constexpr int64_t columns(int64_t cols) { return cols; }  // columns that are stored
+
+    static typename Simd::Vec pixel(const float* channel, int64_t row, int64_t col, int64_t cols) {
+        return Simd::load(channel + (row * cols + col) * Simd::lanes);
+    }
+    // As a vector of Simd::Images takes them, from a column on that such a vector may begin at.
+    static typename Simd::Vec run(const float* channel, int64_t row, int64_t col, int64_t cols) {
+        return pixel(channel, row, col, cols);
+    }
+};
 
 // sums[row] = start[row] (or bias[row], or 0) + entries of the row * the tile. All are [row][pixel][lane].
 template <class Simd, int kRows, int kCols>
@@ -129,18 +149,18 @@ public:
     static Gradients gradients(int64_t rows, int64_t cols) { return kTable.gradients[index(rows, cols)]; }
 
 private:
-    static constexpr int kSizes = kMaxVectors * kMaxVectors;
+    static constexpr int kMost = kMaxTile<Simd>, kSizes = kMost * kMost;
 
     struct Table {
         Multiply multiply[kSizes];
         Gradients gradients[kSizes];
     };
 
-    static constexpr int64_t index(int64_t rows, int64_t cols) { return (rows - 1) * kMaxVectors + cols - 1; }
+    static constexpr int64_t index(int64_t rows, int64_t cols) { return (rows - 1) * kMost + cols - 1; }
 
     template <int kIndex>
     static constexpr Multiply multiply_at() {
-        constexpr int rows = kIndex / kMaxVectors + 1, cols = kIndex % kMaxVectors + 1;
+        constexpr int rows = kIndex / kMost + 1, cols = kIndex % kMost + 1;
         if constexpr (rows * cols <= kMaxVectors) {
             return TileLoops<Simd, rows, cols>::multiply;
         } else {
@@ -150,8 +170,8 @@ private:
 
     template <int kIndex>
     static constexpr Gradients gradients_at() {
-        constexpr int rows = kIndex / kMaxVectors + 1, cols = kIndex % kMaxVectors + 1;
-        if constexpr (rows * cols <= kMaxVectors) {
+        constexpr int rows = kIndex / kMost + 1, cols = kIndex % kMost + 1;
+        if constexpr (rows * cols <= kMost) {
             return TileLoops<Simd, rows, cols>::gradients;
         } else {
             return nullptr;

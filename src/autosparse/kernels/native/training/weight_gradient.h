@@ -41,10 +41,10 @@ void weight_gradient_tile(const Pass& pass, const TilePlace<Simd>& place, int64_
     const Window window = input_window(pass, place.rows, place.cols);
     const Window output_window = {place.rows, place.cols, place.cols, 1, nullptr, nullptr};
     const auto multiply = TileKernels<typename Simd::Multiplier>::gradients(place.rows, place.cols);
-    pack(output_lanes(pass, place), output_window, grad_output, begin, end, pixels, grad_tile);
+    pack(pass, output_lanes(pass, place), output_window, grad_output, begin, end, pass.out_channels, pixels, grad_tile);
     for (int64_t channel = 0; channel < pass.in_channels; channel += pass.block_channels) {
         const int64_t next = smaller(channel + pass.block_channels, pass.in_channels);
-        pack(from, window, input, channel, next, stride, tile);
+        pack(pass, from, window, input, channel, next, pass.in_channels, stride, tile);
         const int32_t* starts = row_start + channel / pass.block_channels * pass.out_channels;
         multiply(end - begin, starts + begin, entries, tile, row_pitch, grad_tile, sums);
     }
