@@ -31,18 +31,9 @@ __all__ = [
     "transformer",
 ]
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "mobilenet_v1": mobilenet_v1,
-    "resnet18_cifar": resnet18_cifar,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet50": resnet50,
-    "small_conv": small_conv,
-    "small_transformer": small_transformer,
-    "text_classifier": text_classifier,
-    "transformer": transformer,
-}
+_OF_IMAGES = (mobilenet_v1, resnet18_cifar, resnet20, resnet32, resnet50, small_conv, small_transformer)
+_OF_WORDS_AND_ROWS = (mlp, text_classifier, transformer)
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {build.__name__: build for build in (*_OF_IMAGES, *_OF_WORDS_AND_ROWS)}
 
 
 def list_models() -> tuple[str, ...]:
