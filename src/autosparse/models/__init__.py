@@ -31,9 +31,8 @@ __all__ = [
     "transformer",
 ]
 
-_OF_IMAGES = (mobilenet_v1, resnet18_cifar, resnet20, resnet32, resnet50, small_conv, small_transformer)
-_OF_WORDS_AND_ROWS = (mlp, text_classifier, transformer)
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {build.__name__: build for build in (*_OF_IMAGES, *_OF_WORDS_AND_ROWS)}
+_FUNCTIONS = ("build", "chunked_cross_entropy", "list_models")
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {name: globals()[name] for name in __all__ if name not in _FUNCTIONS}
 
 
 def list_models() -> tuple[str, ...]:
