@@ -128,7 +128,9 @@ class Ledger:
         self._numbers = None
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:
-            self.profile = Profile(tuple(_layer_from(row) for row in state["profile"]))
+            shapes = (None if row["shape"] is None else tuple(row["shape"]) for row in state["profile"])
+            rows = zip(state["profile"], shapes, strict=True)
+            self.profile = Profile(tuple(LayerCost(**{**row, "shape": shape}) for row, shape in rows))
 
     def known_profile(self) -> Profile:
         """The profile, or an error that says how to give it."""
@@ -159,8 +161,3 @@ class Ledger:
                 density_steps += input_gradient
             spent[layer.name] = layer.macs * (density_steps + self.dense_steps * self._passes(layer))
         return spent
-
-
-def _layer_from(row: Mapping[str, Any]) -> LayerCost:
-    shape = row["shape"]
-    return LayerCost(**{**row, "shape": None if shape is None else tuple(shape)})
