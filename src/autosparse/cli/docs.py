@@ -59,7 +59,5 @@ def readable(path: Path) -> bool:
 
 def title(path: Path) -> str:
     """The first heading of a page."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            return line[2 : 2 + LONGEST]
-    return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2 : 2 + LONGEST] for line in lines if line.startswith("# ")), "")
