@@ -35,7 +35,7 @@ def learned_soft_threshold(
 ) -> tuple[Tensor, int | None]:
     """The same with T = g(s), and how many weights it leaves, where that is known without another pass over them."""
     if not native.fits(weight, s, gate, reach):
-        return _SoftThreshold.apply(weight, threshold_value(s, function), gate, reach), None  # type: ignore[no-untyped-call]
+        return shaped_threshold(weight, threshold_value(s, function), gate, reach, 1, None), None
     if s.dtype is not torch.float32:
         s, function = threshold_value(s, function), "identity"
     counted: list[int] = []  # a second result would take torch longer
@@ -184,20 +184,6 @@ def _gradient_map(active: Tensor, gate: Tensor, receives: Tensor | None) -> Tens
     return torch.maximum(active, gate if receives is None else as_numbers(receives, active.dtype).mul_(gate))
 
 
-class _SoftThreshold(torch.autograd.Function):
-    @staticmethod
-    def forward(weight: Tensor, threshold: Tensor, gate: Tensor, reach: Tensor | None) -> Tensor:
-        return shrunk(weight, threshold, 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        return *_threshold_gradients(grad, ctx.saved_tensors, ctx.needs_input_grad[1]), None, None
-
-
 def _threshold_gradients(grad: Tensor, saved: Sequence[Any], is_learned: bool) -> tuple[Tensor, Tensor | None]:
     """What the weight and the threshold receive."""
     weight, threshold, gate, reach = saved
@@ -213,7 +199,7 @@ def _threshold_gradients(grad: Tensor, saved: Sequence[Any], is_learned: bool) -
 
 
 class _ShapedThreshold(torch.autograd.Function):
-    """Other values forward, the same gradients."""
+    """Whatever the values forward, the gradients of the soft threshold."""
 
     @staticmethod
     def forward(
@@ -379,7 +365,7 @@ _native_soft_threshold: Any = super(torch.autograd.Function, _NativeSoftThreshol
 _native_gated_mask: Any = super(torch.autograd.Function, _NativeGatedMask).apply
 
 # torch looks up this signature at every call; kept here, that takes no time
-for _function in (_SoftThreshold, _ShapedThreshold, _SharedThreshold, _GatedMask):
+for _function in (_ShapedThreshold, _SharedThreshold, _GatedMask):
     _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 

@@ -35,7 +35,8 @@ def title(engine: str, precision: str) -> str:
 def onnx_session(model: nn.Module | Path, inputs: Inputs, threads: int, dynamic: Any = None) -> Any:
     """A session on the model in ONNX, or on such a file, with full graph optimisation."""
     runtime = import_module("onnxruntime")
-    source = str(model) if isinstance(model, Path) else _onnx_bytes(model, inputs, dynamic)
+    program = None if isinstance(model, Path) else onnx_program(model, inputs, dynamic_shapes=dynamic)
+    source = str(model) if program is None else program.model_proto.SerializeToString()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -43,11 +44,6 @@ def onnx_session(model: nn.Module | Path, inputs: Inputs, threads: int, dynamic:
     # its threads wait busily within a call, which is fastest, but not while it is the others' turn
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def _onnx_bytes(model: nn.Module, inputs: Inputs, dynamic: Any) -> bytes:
-    content: bytes = onnx_program(model, inputs, dynamic_shapes=dynamic).model_proto.SerializeToString()
-    return content
 
 
 def run_session(session: Any, inputs: Inputs) -> Call:

@@ -120,47 +120,41 @@ def inference_conditions() -> dict[str, Any]:
     )
 
 
-def measure_all(
-    what: str,
-    sparsities: Sequence[float],
-    batches: Sequence[int],
-    threads: Sequence[int],
-    rounds: int,
-    compiled: bool,
-    inputs: str | None = None,
-    precisions: Sequence[str] = ("float32",),
-    rows: int = 1,
-) -> Iterator[Measurement]:
-    """A model, built-in or the user's own, or a finished run with every number of threads and every batch size."""
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: a model, built-in or the user's own with a function that gives its inputs, or a finished run."""
+
+    what: str
+    sparsities: Sequence[float]
+    rounds: int
+    compiled: bool
+    inputs: str | None
+    precisions: Sequence[str]
+    rows: int  # output channels that share their zeros
+
+
+def measure_all(settings: Settings, batches: Sequence[int], threads: Sequence[int]) -> Iterator[Measurement]:
+    """With every number of threads and every batch size."""
     before = torch.get_num_threads()
     try:
         for count in threads:
             torch.set_num_threads(count)
             for batch in batches:
-                yield measure(what, sparsities, batch, count, rounds, compiled, inputs, precisions, rows)
+                yield measure(settings, batch, count)
     finally:
         torch.set_num_threads(before)
 
 
 @torch.no_grad()
-def measure(
-    what: str,
-    sparsities: Sequence[float],
-    batch: int,
-    threads: int,
-    rounds: int,
-    compiled: bool,
-    own_batch: str | None = None,
-    precisions: Sequence[str] = ("float32",),
-    rows: int = 1,
-) -> Measurement:
+def measure(settings: Settings, batch: int, threads: int) -> Measurement:
     """All contestants under one condition."""
     from autosparse.bench.decoding import translation_contestants
 
-    check_known(what, own_batch)
-    candidates = dict(contestants(what, sparsities, rows))
+    what, precisions = settings.what, settings.precisions
+    check_known(what, settings.inputs)
+    candidates = dict(contestants(what, settings.sparsities, settings.rows))
     (*_, last) = candidates.values()
-    inputs = example(what, batch, own_batch, last)
+    inputs = example(what, batch, settings.inputs, last)
     translators = {title: model for title, model in candidates.items() if isinstance(model, Transformer)}
     if translators:
         if tuple(precisions) != ("float32",):
@@ -175,12 +169,12 @@ def measure(
             for name, model in candidates.items()
         }
         calibration = batches() if "int8" in precisions else []
-        calls, notes = dense_contestants(last, inputs, threads, compiled, precisions, calibration)
+        calls, notes = dense_contestants(last, inputs, threads, settings.compiled, precisions, calibration)
         calls |= {name: partial(deployed, *inputs) for name, deployed in ours.items()}
         layers = {name: deployed.layers(*inputs) for name, deployed in ours.items()}
     # the name of a run's folder alone: do not leak local paths
     name = Path(what).resolve().name if Path(what).is_dir() else what
-    return Measurement(rows_of(name, batch, threads, time_in_turn(calls, threads, rounds)), layers, notes)
+    return Measurement(rows_of(name, batch, threads, time_in_turn(calls, threads, settings.rounds)), layers, notes)
 
 
 def _calibration(what: str, inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:

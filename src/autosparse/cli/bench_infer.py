@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
+from autosparse.common.tables import Table
 
 if TYPE_CHECKING:
     from autosparse.bench.inference import Measurement
@@ -58,7 +59,7 @@ def run(
     allow_code: list[str] = ALLOW_CODE,
 ) -> None:
     from autosparse.bench.engines import PRECISIONS
-    from autosparse.bench.inference import inference_conditions, measure_all
+    from autosparse.bench.inference import Settings, inference_conditions, measure_all
     from autosparse.common.files import refuse_existing, refuse_unwritable, write_json
     from autosparse.common.precisions import precision_name
     from autosparse.export.card import BENCH
@@ -78,7 +79,8 @@ def run(
     typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
     written: dict[Path, dict[str, Any]] = {}
     for name in names:
-        for measured in measure_all(name, sparsities, *sizes, rounds, compiled, inputs, precisions, rows_per_pattern):
+        settings = Settings(name, sparsities, rounds, compiled, inputs, precisions, rows_per_pattern)
+        for measured in measure_all(settings, *sizes):
             show(measured)
             if layers:
                 for title, table in measured.layers.items():
@@ -101,8 +103,6 @@ def record(content: dict[str, Any], measured: Measurement) -> None:
 
 def show(measured: Measurement) -> None:
     """One condition as a table."""
-    from autosparse.common.tables import Table
-
     for note in measured.notes:
         typer.echo(f"note: {note}")
     first = measured.rows[0]
@@ -123,8 +123,6 @@ def show(measured: Measurement) -> None:
 
 def show_layers(title: str, table: list[LayerChoice]) -> None:
     """How every layer is computed."""
-    from autosparse.common.tables import Table
-
     typer.echo(f"\n{title}")
     Table(
         ["layer", "kind", "weights", "density", "computed", "us", "why torch"],

@@ -24,6 +24,7 @@ import typer
 
 from autosparse.cli.options import ALLOW_CODE
 from autosparse.cli.output import write_page
+from autosparse.common.tables import Table
 
 if TYPE_CHECKING:
     from autosparse.bench.whole_runs import Summary
@@ -66,8 +67,6 @@ def run(
 
 def show(rows: list[Summary], accuracy: float, seeds: int) -> None:
     """The sides as a table; ratios are of the dense run's time over ours."""
-    from autosparse.common.tables import Table
-
     dense = rows[0]
 
     def faster(ours: float | None, theirs: float | None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import typer
 
 from autosparse.cli.options import whole_numbers, words
+from autosparse.common.tables import Table
 
 
 def run(
@@ -28,7 +29,6 @@ def run(
     bf16: bool = typer.Option(False, "--bf16", help="Gradients of both sides travel as bfloat16: half the bytes."),
 ) -> None:
     from autosparse.bench.scaling import Step, packing_seconds, scaling
-    from autosparse.common.tables import Table
 
     size = (2 if bf16 else 4) * parameters
     packing = packing_seconds(int(parameters), 1 - sparsity) if sparsity else 0.0

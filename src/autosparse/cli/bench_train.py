@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from autosparse.cli.options import ALLOW_CODE, fractions, whole_numbers, words
+from autosparse.common.tables import Table
 
 if TYPE_CHECKING:
     from autosparse.bench.tasks import Task
@@ -136,7 +137,6 @@ def measure(
 
 def show(rows: list[Row]) -> None:
     """All sides as a table."""
-    from autosparse.common.tables import Table
 
     def memory(row: Row) -> str:
         if row.peak_bytes is None or rows[0].peak_bytes is None:
@@ -157,7 +157,6 @@ def show(rows: list[Row]) -> None:
 
 def show_layers(title: str, table: list[LayerPlan]) -> None:
     """How every layer of a side runs."""
-    from autosparse.common.tables import Table
 
     def milliseconds(value: float | None) -> str:
         return "" if value is None else f"{1000 * value:.2f}"

@@ -20,7 +20,7 @@ from pathlib import Path
 import typer
 
 from autosparse.cli.options import ALLOW_CODE, fractions, words
-from autosparse.cli.output import begin
+from autosparse.cli.output import begin, run_grid
 
 
 def run(
@@ -41,9 +41,8 @@ def run(
 ) -> None:
     begin(f"comparing runs of {recipe}")
     from autosparse.common.files import refuse_unwritable
-    from autosparse.experiments.compare import compare, steps_counter, write_tables
+    from autosparse.experiments.compare import cells_of, steps_counter, write_tables
     from autosparse.experiments.grid import grid, parse_variation
-    from autosparse.experiments.runner import Interrupted
     from autosparse.recipes.loading import load_recipe
     from autosparse.training.build import check_code
 
@@ -53,11 +52,7 @@ def run(
     refuse_unwritable(folder)
     sparsities = fractions(sparsity) if sparsity else []
     rows = grid(base, method_names(methods), sparsities, [parse_variation(text) for text in vary], seeds, steps_counter())
-    try:
-        outcomes = compare(rows, folder, jobs)
-    except Interrupted:
-        typer.echo("stopped: the runs have saved; the same command again goes on from there", err=True)
-        raise typer.Exit(130) from None
+    outcomes = run_grid(cells_of(rows), folder, jobs)
     table = write_tables(rows, outcomes, base, folder)
     if as_json:
         typer.echo((folder / "table.json").read_text(encoding="utf-8"), nl=False)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from autosparse.common.tables import Table
+
 INSTALLED = Path(__file__).parents[1] / "docs"
 LONGEST = 54  # of a title, so that the list fits 80 columns
 CHECKOUT = Path(__file__).parents[3] / "docs"
@@ -22,8 +24,6 @@ def run(
     found = [path for path in sorted(folder.rglob("*.md")) if readable(path)]
     pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
     if page is None:
-        from autosparse.common.tables import Table
-
         rows = [[name, title(path)] for name, path in pages.items() if "/" not in name or name.endswith("README")]
         Table(
             ["page", "about"], rows, notes=["", "`autosparse docs PAGE` prints one; methods/NAME is the page of a method."]
@@ -59,7 +59,5 @@ def readable(path: Path) -> bool:
 
 def title(path: Path) -> str:
     """The first heading of a page."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            return line[2 : 2 + LONGEST]
-    return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2 : 2 + LONGEST] for line in lines if line.startswith("# ")), "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from autosparse.cli.options import whole_numbers
+from autosparse.common.tables import Table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,8 +110,6 @@ def totals_of(profile: Profile, densities: dict[str, float] | None) -> dict[str,
 
 def print_summary(rows: list[dict[str, Any]], totals: dict[str, Any]) -> None:
     """The table of layers with its totals."""
-    from autosparse.common.tables import Table
-
     last = {"name": "total", **totals}
     headings = {"macs": "MACs", "sparse_macs": "sparse MACs"}
     columns = list(rows[0])

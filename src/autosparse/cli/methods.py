@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from autosparse.common.tables import Table
+
 if TYPE_CHECKING:
     from autosparse.methods import About
 
@@ -21,7 +23,6 @@ def run(
 ) -> None:
     import autosparse
     from autosparse.cli.output import print_json
-    from autosparse.common.tables import Table
     from autosparse.methods import describe
 
     described = [describe(one) for one in ([name] if name else autosparse.list_methods())]

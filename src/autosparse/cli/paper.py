@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from autosparse.cli.output import begin
+from autosparse.cli.output import begin, run_grid
+from autosparse.common.tables import Table
 
 if TYPE_CHECKING:
     from autosparse.experiments.grid import Cell
@@ -45,8 +46,6 @@ def run(
     begin(f"the paper at {scale} scale")
     from autosparse.common.files import refuse_unwritable
     from autosparse.experiments.paper import making
-    from autosparse.experiments.progress import progress
-    from autosparse.experiments.runner import Interrupted, run_cells
 
     size = making.choose_scale(scale, settings, seeds)
     chosen = making.choose_items(items or [])
@@ -61,12 +60,7 @@ def run(
         typer.echo(f"{item} is left out: {reason}", err=True)
     ready = [item for item in chosen if item not in absent]
     cells = list({cell.name: cell for item in ready for cell in plan[item]}.values())
-    try:
-        with progress(len(cells)) as listen:
-            outcomes = run_cells(cells, folder / making.RUNS, jobs, listen)
-    except Interrupted:
-        typer.echo("stopped: the runs have saved; the same command again goes on from there", err=True)
-        raise typer.Exit(130) from None
+    outcomes = run_grid(cells, folder / making.RUNS, jobs)
     output = making.make(ready, size, outcomes, folder, lambda line: typer.echo(line, err=True))
     for table in output.tables:
         table.show()
@@ -81,7 +75,6 @@ def run(
 
 def list_items(plan: dict[str, list[Cell]], folder: Path) -> None:
     """A line for every item: what it shows, its runs, and how many are done."""
-    from autosparse.common.tables import Table
     from autosparse.experiments.paper import making
     from autosparse.training.folder import RunFolder
 

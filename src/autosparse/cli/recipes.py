@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from autosparse.common.tables import Table
+
 WIDE = 140
 
 
@@ -20,7 +22,6 @@ def run(
     copy: Path | None = typer.Option(None, "--copy", help="Write the recipe to this new file, to edit it."),
 ) -> None:
     from autosparse.cli.output import print_json
-    from autosparse.common.tables import Table
     from autosparse.recipes.files import recipe_names, recipe_text
 
     if schema:

@@ -66,8 +66,8 @@ def run(
         changes = [*changes, f"initial_weights={initial_weights}"]
     if initial_zeros:
         changes = [*changes, "initial_zeros=true"]
-    if start_or_resume is None:
-        start_or_resume = under_torchrun() and not resume
+    if start_or_resume is None:  # torchrun starts a process again after a failure, with the same words
+        start_or_resume = "TORCHELASTIC_RUN_ID" in os.environ and not resume
     may_resume = resume or start_or_resume
     if recipe is None and may_resume and out is not None and (out / "recipe.yaml").exists():
         chosen = RunFolder(out).load_recipe(changes)
@@ -90,11 +90,6 @@ def run(
         write_page([folder], folder / "report")
     if leads() and not quiet:
         typer.echo(summary(chosen, result, folder))
-
-
-def under_torchrun() -> bool:
-    """Whether torchrun started this process, which starts it again after a failure, with the same words."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def leads() -> bool:

@@ -68,15 +68,10 @@ def _linear(kind: str, call: Call) -> list[Product]:
 
 
 def _conv(kind: str, call: Call) -> list[Product]:
-    """Every output position sees kernel x in/groups weights."""
+    """Every output position sees kernel x in/groups weights; of a transposed one every input meets kernel x out/groups."""
     data, weight = call.get(0, "input"), call.get(1, "weight")
-    return [Product(kind, call.result.numel() * weight.shape[1:].numel(), data, weight)]
-
-
-def _conv_transpose(kind: str, call: Call) -> list[Product]:
-    """Every input position meets kernel x out/groups weights."""
-    data, weight = call.get(0, "input"), call.get(1, "weight")
-    return [Product(kind, data.numel() * weight.shape[1:].numel(), data, weight)]
+    positions = data if kind.startswith("conv_transpose") else call.result
+    return [Product(kind, positions.numel() * weight.shape[1:].numel(), data, weight)]
 
 
 def _bilinear(kind: str, call: Call) -> list[Product]:
@@ -169,8 +164,7 @@ _Counter = Callable[[str, Call], list[Product]]
 _COUNTERS: dict[str, _Counter] = {
     "linear": _linear,
     "bilinear": _bilinear,
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _conv_transpose),
+    **{f"conv{transposed}{dims}d": _conv for transposed in ("", "_transpose") for dims in (1, 2, 3)},
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "inner"), _matmul),
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), _add_matmul),
     "tensordot": _tensordot,

@@ -34,17 +34,12 @@ class Ledger:
         self.convention = convention
         self.baseline_steps = baseline_steps
         self.profile: Profile | None = None
-        self._steps = 0
+        self.steps = 0  # optimizer steps added so far, reference steps not included
         self.dense_steps = 0.0  # reference steps at the full dense cost
         self._sums = torch.zeros(_PASSES, len(self.layer_names), dtype=torch.float64)
         self._numbers: list[list[float]] | None = None  # the same as numbers, while steps give numbers
         self._products: dict[str, float] = {}  # densities of activation products now: 1 unless attention heads are gone
         self._saved_products: dict[str, float] = {}  # steps' worth of them that was not spent
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps added so far, reference steps not included."""
-        return self._steps
 
     def set_profile(self, profile: Profile) -> None:
         """Give the MACs; steps added before count with them too."""
@@ -66,7 +61,7 @@ class Ledger:
             if self._sums.device != densities.device:
                 self._sums = self._sums.to(densities.device)
             self._sums += densities.detach()
-        self._steps += 1
+        self.steps += 1
         for name, density in self._products.items():
             self._saved_products[name] = self._saved_products.get(name, 0.0) + 1 - density
 
@@ -87,7 +82,7 @@ class Ledger:
     def train_fraction(self) -> float:
         """Train F: what was spent over what the dense baseline spends; nan before the first step."""
         profile = self.known_profile()
-        steps = self._steps if self.baseline_steps is None else self.baseline_steps
+        steps = self.steps if self.baseline_steps is None else self.baseline_steps
         baseline = steps * sum(layer.macs * self._passes(layer) for layer in profile.layers)
         return math.fsum(self._spent(profile).values()) / baseline if baseline else math.nan
 
@@ -105,7 +100,7 @@ class Ledger:
         """Plain lists and numbers; exact."""
         return {
             "layer_names": list(self.layer_names),
-            "steps": self._steps,
+            "steps": self.steps,
             "dense_steps": self.dense_steps,
             "sums": self._lists(),
             "profile": None if self.profile is None else [asdict(layer) for layer in self.profile.layers],
@@ -125,7 +120,7 @@ class Ledger:
                 f"the saved ledger is of other layers: only saved: {only_saved}, only here: {only_here}"
                 + ("" if only_saved or only_here else "; their order differs")
             )
-        self._steps = int(state["steps"])
+        self.steps = int(state["steps"])
         self.dense_steps = float(state["dense_steps"])
         products, saved = state.get("products", ({}, {}))
         self._products, self._saved_products = dict(products), dict(saved)
@@ -133,7 +128,9 @@ class Ledger:
         self._numbers = None
         self._sums = sums.reshape(_PASSES, len(self.layer_names)).to(self._sums.device)
         if state["profile"] is not None:
-            self.profile = Profile(tuple(_layer_from(row) for row in state["profile"]))
+            shapes = (None if row["shape"] is None else tuple(row["shape"]) for row in state["profile"])
+            rows = zip(state["profile"], shapes, strict=True)
+            self.profile = Profile(tuple(LayerCost(**{**row, "shape": shape}) for row, shape in rows))
 
     def known_profile(self) -> Profile:
         """The profile, or an error that says how to give it."""
@@ -152,7 +149,7 @@ class Ledger:
     def _spent(self, profile: Profile) -> dict[str, float]:
         """MACs by layer: macs x summed densities, reference steps included."""
         columns = dict(zip(self.layer_names, zip(*self._lists(), strict=True), strict=True))
-        dense = (float(self._steps),) * _PASSES
+        dense = (float(self.steps),) * _PASSES
         spent = {}
         for layer in profile.layers:
             by_tie = columns.get(layer.tied_to, dense) if layer.tied_to else dense
@@ -164,8 +161,3 @@ class Ledger:
                 density_steps += input_gradient
             spent[layer.name] = layer.macs * (density_steps + self.dense_steps * self._passes(layer))
         return spent
-
-
-def _layer_from(row: Mapping[str, Any]) -> LayerCost:
-    shape = row["shape"]
-    return LayerCost(**{**row, "shape": None if shape is None else tuple(shape)})

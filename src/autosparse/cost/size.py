@@ -17,7 +17,7 @@ PARTS = (":blocks", ":mask", ":values")
 SCALES = ":scales"
 VALUES = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}  # as the header names them
 WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of a weight
-HEADER = 150  # bytes that a sparse tensor's further parts take in the header: it is stored dense where that is less
+HEADER = 150  # bytes that a sparse tensor's two further parts take in the header, beside their names
 SHA = "0" * 64
 
 

@@ -128,7 +128,7 @@ class Trace(TorchFunctionMode):
         is_operator = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
         name = "" if is_operator else getattr(func, "__name__", "")
         origin = self._result_origin(name, args, kwargs)
-        if not self._in_parametrization():
+        if "parametrizations" not in self._frames[-1].path.split("."):
             counted = [self._attribute(product) for product in products(name, Call(args, kwargs, result))]
             if any(counted) and isinstance(origin, str):
                 origin = None
@@ -138,9 +138,6 @@ class Trace(TorchFunctionMode):
             else:
                 self._origins[tensor] = origin
         return result
-
-    def _in_parametrization(self) -> bool:
-        return "parametrizations" in self._frames[-1].path.split(".")
 
     def _origin(self, tensor: Tensor) -> Origin | str | None:
         # the running module first: a tied weight takes the name under which it is used

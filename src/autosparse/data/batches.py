@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+
+from autosparse.data.tokenizer import Text
 
 Batch = tuple[tuple[Tensor, ...], Tensor]
 """(inputs, target): output = model(*inputs)."""
@@ -34,37 +35,6 @@ class Batches(Protocol):
         """The batches of epoch `number`, beginning at batch `skip` as if the ones before had been consumed."""
 
 
-class TextTools(Protocol):
-    """What scoring translations needs in addition to the batches."""
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def start_id(self) -> int: ...
-
-    @property
-    def end_id(self) -> int: ...
-
-    @property
-    def lowercase(self) -> bool:
-        """Whether the pieces, and so the translations, are in small letters."""
-
-    @property
-    def sources(self) -> Mapping[str, Sequence[str]]:
-        """Raw source sentences of "validation" and "test", in the order of the samples."""
-
-    @property
-    def references(self) -> Mapping[str, Sequence[str]]:
-        """Raw target sentences of "validation" and "test", in the order of the samples."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def save(self, path: Path) -> None: ...
-
-
 @dataclass(frozen=True)
 class Data:
     """The splits of a dataset, ready for a training loop."""
@@ -74,7 +44,7 @@ class Data:
     test: Batches
     facts: dict[str, Any]
     padding_id: int | None = None
-    text: TextTools | None = None
+    text: Text | None = None
     fingerprint: dict[str, str] = field(default_factory=dict)  # per split: what a resumed run recognises its data by
 
 

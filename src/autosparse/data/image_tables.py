@@ -35,6 +35,11 @@ def open_tables(config: ImageData, cache: Path | None) -> Tables:
     return _folder(root, config) if config.source == "folder" else _parquet(root, config, cache)
 
 
+def _splits(config: ImageData) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the split to train on and of that to validate on; the first that exists is used."""
+    return (config.train_split,), (config.test_split,) if config.test_split else HELD_OUT
+
+
 def image_column(table: Any, chosen: str | None) -> str:
     """The column of the images: the chosen one, or the one that looks like it."""
     datasets = need("datasets", _PURPOSE)
@@ -61,10 +66,9 @@ def label_column(table: Any, chosen: str | None, classes: int | None) -> str:
 
 def _folder(root: Path, config: ImageData) -> Tables:
     """train/CLASS/*.jpg; we list the files ourselves, since `datasets` is slow to look up a million of them one by one."""
-    held_out = (config.test_split,) if config.test_split else HELD_OUT
     if not config.test_split and not any((root / name).is_dir() for name in HELD_OUT):
         return _split_here(root, config.train_split)
-    names = [_first(root, (config.train_split,)), _first(root, held_out)]
+    names = [_first(root, names) for names in _splits(config)]
     classes = sorted(entry.name for entry in (root / names[0]).iterdir() if entry.is_dir())
     if len(classes) < 2:
         raise ValueError(
@@ -133,12 +137,8 @@ def _first(root: Path, names: tuple[str, ...]) -> str:
 
 
 def _parquet(root: Path, config: ImageData, cache: Path | None) -> Tables:
-    files = {config.train_split: _parquet_files(root, (config.train_split,))[1]}
-    held_out, files_held_out = _parquet_files(root, (config.test_split,) if config.test_split else HELD_OUT)
-    files[held_out] = files_held_out
-    return [
-        (split, load_dataset("parquet", cache, _PURPOSE, data_files=names, split="train")) for split, names in files.items()
-    ]
+    found = [_parquet_files(root, names) for names in _splits(config)]
+    return [(split, load_dataset("parquet", cache, _PURPOSE, data_files=files, split="train")) for split, files in found]
 
 
 def _parquet_files(root: Path, names: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -167,9 +167,8 @@ def _hub(config: ImageData, cache: Path | None) -> Tables:
         splits = need("datasets", _PURPOSE).load_from_disk(str(local))
     else:
         splits = load_dataset(str(local) if local.is_dir() else hub, cache, _PURPOSE, name=config.subset)
-    held_out = (config.test_split,) if config.test_split else HELD_OUT
     tables = []
-    for names in ((config.train_split,), held_out):
+    for names in _splits(config):
         name = next((name for name in names if name in splits), None)
         if name is None:
             raise ValueError(f"{hub} has no split {' or '.join(names)}; it has {', '.join(splits)}")

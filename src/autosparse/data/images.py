@@ -50,7 +50,7 @@ class ImageBatches(SampleBatches):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.config.mean, self.config.std))
         augment: Augmentation = self.config.augment if self.training else "none"
         prepare = ImagePreparation(self.images, augment, mean, std, self.seed, number)
-        return prepared(prepare, self.share(number, skip), self.config.workers)
+        return prepared(prepare.batch, self.share(number, skip), self.config.workers)
 
 
 def open_image_data(config: ImageData, *, seed: int, rank: int, world: int, cache: Path | None) -> Data:

@@ -72,8 +72,8 @@ def open_images(config: ImageData, cache: Path | None) -> tuple[Images, Images]:
                 f"augment: resized-crop-flip is for image files; source: {config.source} takes pad-crop-flip or none"
             )
         pair = _digits() if config.source == "digits" else _idx(config)
-        train, test = (_limited(images, limit) for images, limit in zip(pair, (config.limit, config.limit_test), strict=True))
-        train, test = (_shaped(images, config) for images in (train, test))
+        limits = (config.limit, config.limit_test)
+        train, test = (_shaped(images, limit, config) for images, limit in zip(pair, limits, strict=True))
         result: tuple[Images, Images] = train, test
     else:
         encoded, encoded_test = open_encoded(config, cache)
@@ -111,17 +111,15 @@ def _idx(config: ImageData) -> tuple[StoredImages, StoredImages]:
     return train, test
 
 
-def _limited(images: StoredImages, limit: int | None) -> StoredImages:
-    return StoredImages(images.all_pixels[:limit], images.labels[:limit], images.scale)
-
-
-def _shaped(images: StoredImages, config: ImageData) -> StoredImages:
+def _shaped(images: StoredImages, limit: int | None, config: ImageData) -> StoredImages:
+    """As many images as are asked for, in the recipe's number of channels."""
     if config.image_size is not None and images.shape[1:] != (config.image_size, config.image_size):
         raise ValueError(
             f"data.image_size = {config.image_size}, but the images of source: {config.source} are {_size(images)}; "
             "leave image_size out, or give that size"
         )
-    return StoredImages(images.all_pixels.expand(-1, config.channels, -1, -1).contiguous(), images.labels, images.scale)
+    pixels = images.all_pixels[:limit].expand(-1, config.channels, -1, -1).contiguous()
+    return StoredImages(pixels, images.labels[:limit], images.scale)
 
 
 def _in_memory(images: EncodedImages) -> Images:

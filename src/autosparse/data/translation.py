@@ -172,7 +172,7 @@ class TranslationBatches:
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = np.arange(self.steps) if self.seed is None else permutation(self.steps, self.seed, number)
         share = [self.groups[place][self.rank :: self.world] for place in order[skip:]]
-        return prepared(self.pairs, share, self.workers)
+        return prepared(self.pairs.batch, share, self.workers)
 
 
 def training_groups(pairs: EncodedPairs, usable: Indices, tokens: int, seed: int, world: int) -> list[Indices]:

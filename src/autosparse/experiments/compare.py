@@ -12,8 +12,7 @@ from autosparse.common.tables import Table
 from autosparse.data.config import AnyData
 from autosparse.experiments.grid import Cell, Row
 from autosparse.experiments.method_fields import sparsity_field
-from autosparse.experiments.progress import progress
-from autosparse.experiments.runner import Outcome, run_cells
+from autosparse.experiments.runner import Outcome
 from autosparse.experiments.tables import Summary, failures, results, shown, summarise, with_failures, write_table
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
@@ -34,13 +33,6 @@ def steps_counter() -> Callable[[Recipe], int]:
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Every run of the rows once, dense ones first."""
     return list({cell.name: cell for row in rows for cell in row.cells}.values())
-
-
-def compare(rows: Sequence[Row], folder: Path, jobs: int | None = None) -> dict[str, Outcome]:
-    """Run the grid and leave the table in the folder; what became of every run, by its name."""
-    cells = cells_of(rows)
-    with progress(len(cells)) as listen:
-        return run_cells(cells, folder, jobs, listen)
 
 
 def plain_rows(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

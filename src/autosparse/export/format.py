@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from autosparse.common.warnings import warn
+from autosparse.cost.size import HEADER, PARTS, SCALES
 from autosparse.export.states import compact
 from autosparse.quantization.affine import WEIGHT_LIMIT, dequantize_weight
 
 VERSION, QUANTIZED_VERSION = 1, 2  # files without int8 weights stay as the first version wrote them
 KEY = "autosparse"  # of the metadata; one key alone, since safetensors writes several in any order
-BLOCKS, MASK, VALUES, SCALES = ":blocks", ":mask", ":values", ":scales"
-SUFFIXES = (BLOCKS, MASK, VALUES, SCALES)
+BLOCKS, MASK, VALUES = PARTS
+SUFFIXES = (*PARTS, SCALES)
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -48,7 +49,6 @@ INTEGERS = "I8"  # of a quantized weight: they become floats with one scale per 
 LARGEST = 2**48  # elements of a tensor, empty sides not counted: more than any memory holds
 SIDES = 32
 LONGEST_NAME = 1024
-HEADER = 150  # bytes of safetensors' header that the two further parts of a sparse tensor take, beside their names
 _SEAL = ',"sha256":"'
 
 
@@ -72,7 +72,7 @@ class Entry:
 
     def parts(self, name: str) -> list[str]:
         """The names of its pieces in the file, in the order of the checksum."""
-        numbers = [name + suffix for suffix in (BLOCKS, MASK, VALUES)] if self.stored == "sparse" else [name]
+        numbers = [name + suffix for suffix in PARTS] if self.stored == "sparse" else [name]
         return numbers + [name + SCALES] * self.quantized
 
 

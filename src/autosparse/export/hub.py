@@ -185,11 +185,8 @@ def at_most(elements: int) -> Iterator[None]:
         if registered > elements:
             raise ValueError(f"{CONFIG} asks for a far larger model than {WEIGHTS} holds: they do not belong together")
 
-    handle = register_module_parameter_registration_hook(count)
-    try:
+    with register_module_parameter_registration_hook(count):
         yield
-    finally:
-        handle.remove()
 
 
 def _check_config(path: Path) -> None:

@@ -79,8 +79,7 @@ def onnx_program(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -
     level = exporter.level
     exporter.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(model, inputs, dynamo=True, external_data=False, verbose=False, **options)
     finally:
         exporter.setLevel(level)

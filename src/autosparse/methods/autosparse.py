@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from autosparse.common.precisions import precision_name
@@ -14,7 +15,17 @@ from autosparse.functional import THRESHOLD_FUNCTIONS
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.autotune import AlphaTuner, AutoTune
-from autosparse.methods.families.base import About, Method, Run, Stateful, Traits, layer_parts, require, require_rows
+from autosparse.methods.families.base import (
+    About,
+    Method,
+    Run,
+    Stateful,
+    Traits,
+    dead_layers,
+    layer_parts,
+    require,
+    require_rows,
+)
 from autosparse.methods.families.learned_mask import per_channel
 from autosparse.methods.goals import SparsityGoal, goal_of
 from autosparse.methods.latency import Latency
@@ -27,7 +38,6 @@ from autosparse.parametrizations import SoftThreshold
 
 DEFAULT_START_SPARSITY = 0.3
 UNLEARNED = ("shared", "sigma")  # one threshold for all layers, in units of each layer's spread under "sigma"
-_ANNEALING = "_annealing"
 MOVES = 1000  # values that alpha takes over a run, at most: a longer run sets its gates every few steps
 
 
@@ -144,7 +154,7 @@ class LearnedThreshold(Method):
         start_steering(self, sp)
 
     def _warn_dead(self, sp: Run) -> None:
-        dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
+        dead = dead_layers(sp)
         if dead:
             warn(
                 f"s_init = {self.s_init} prunes every weight of {few(dead)} at the start; such layers never "
@@ -250,13 +260,10 @@ class AutoSparse(LearnedThreshold):
         return replace(super().traits, gate_is_rare=self.dense_grad_every > 1)
 
     def annealing(self) -> GradientAnnealing:
-        kept: GradientAnnealing | None = vars(self).get(_ANNEALING)
-        if kept is None:
-            kept = self._make_annealing()
-            vars(self)[_ANNEALING] = kept  # asked for at every step, and this object never changes
-        return kept
+        return self._annealing
 
-    def _make_annealing(self) -> GradientAnnealing:
+    @cached_property  # asked for at every step, and this object never changes
+    def _annealing(self) -> GradientAnnealing:
         alpha = self.autotune.start if self.autotune else self.alpha
         assert alpha is not None
         return GradientAnnealing(

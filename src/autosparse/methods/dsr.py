@@ -69,8 +69,7 @@ class DSR(Budgeted):
         return 0 < step < total and step % every == 0 and progress <= self.update_end
 
     def renew(self, sp: Run) -> None:
-        dense = self.dense_inside(sp)
-        layers = [layer for layer in sp.layers if layer.name not in dense]
+        layers = self.sparse_layers(sp)
         before = [mask_of(layer).clone() for layer in layers]
         for layer in layers:
             set_mask(sp, layer, survivors(layer, sp.memory["threshold"]))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from autosparse.common.tensors import is_sharded, whole
 from autosparse.common.warnings import warn
 from autosparse.cost import size
+from autosparse.layer import Layer
 from autosparse.methods.families.base import Run, require
 from autosparse.methods.target import MISS
 from autosparse.quantization.affine import quantize_weight, weight_scales
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from autosparse.layer import Layer
 
 BELOW = 0.998  # the part of a size that is aimed at: what a forecast of the mask's bytes misses must not exceed it
 STEPS = 50  # of a bisection

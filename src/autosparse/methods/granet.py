@@ -9,9 +9,9 @@ from torch import Tensor
 
 from autosparse.layer import Layer
 from autosparse.methods.families.base import About, Run, require
-from autosparse.methods.families.budget import count_of_all, top_of_all
-from autosparse.methods.families.drop_grow import DropAndGrow, GrowsByGradient, replace
-from autosparse.methods.families.fixed_mask import mask_of, set_mask
+from autosparse.methods.families.budget import count_of_all, require_start, top_of_all
+from autosparse.methods.families.drop_grow import DropAndGrow, GrowsByGradient
+from autosparse.methods.families.fixed_mask import mask_of
 from autosparse.methods.registry import register
 from autosparse.schedules import cubic
 
@@ -42,10 +42,7 @@ class GraNet(GrowsByGradient, DropAndGrow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 <= self.start_sparsity <= self.sparsity,
-            f"start_sparsity = {self.start_sparsity}; allowed: from 0 to the sparsity of {self.sparsity}",
-        )
+        require_start(self.start_sparsity, self.sparsity)
         require(0 < self.ramp_end <= 1, f"ramp_end = {self.ramp_end}; it is a part of the run: 0 < ramp_end <= 1")
 
     def start_budget(self, sp: Run) -> dict[str, int]:
@@ -62,11 +59,9 @@ class GraNet(GrowsByGradient, DropAndGrow):
         return sp.step >= self.last_rise(sp)
 
     def renew(self, sp: Run) -> None:
-        fraction, dense = self.fraction(sp), self.dense_inside(sp)
-        layers = [layer for layer in sp.layers if layer.name not in dense]
+        layers = self.sparse_layers(sp)
         for layer, active in zip(layers, self.pruned(layers, sp), strict=True):
-            count = int(fraction * int(torch.count_nonzero(active)))
-            set_mask(sp, layer, replace(active, self.drop_scores(layer, sp), self.grow_scores(layer, sp), count))
+            self.exchange(sp, layer, active)
 
     def pruned(self, layers: Sequence[Layer], sp: Run) -> list[Tensor]:
         """The active weights after the global step of the ramp; at least one of every layer stays."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autosparse.common.ranks import from_first_rank, leads
-
-if TYPE_CHECKING:
-    from autosparse.methods.families.base import Run
+from autosparse.methods.families.base import Run
 
 DENSITIES = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # that are measured
 

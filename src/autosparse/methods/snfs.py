@@ -47,8 +47,7 @@ class SNFS(DropAndGrow):
         super().after_step(sp)
 
     def renew(self, sp: Run) -> None:
-        dense = self.dense_inside(sp)
-        layers = [layer for layer in sp.layers if layer.name not in dense]
+        layers = self.sparse_layers(sp)
         sizes = torch.stack([momentum(sp, layer)[mask_of(layer)].abs().mean() for layer in layers]).double()
         active = [int(count) for count in torch.stack([torch.count_nonzero(mask_of(layer)) for layer in layers])]
         total = float(sizes.sum())

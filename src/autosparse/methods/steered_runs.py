@@ -47,13 +47,12 @@ def steer_run(method: LearnedThreshold, sp: Run) -> None:
     if controller is None or (controller.start_sparsity is not None and not controller.due(sp.step)):
         return  # at most steps, so before anything else
     goal = method.goal
-    if goal is None:
-        return
+    assert goal is not None
     if controller.start_sparsity is None:
         goal.learn(sp)
-    if controller.start_sparsity is None and goal.is_known(sp):
-        goal.check(sp)
-        start_steering(method, sp)
+        if goal.is_known(sp):
+            goal.check(sp)
+            start_steering(method, sp)
     if not controller.due(sp.step):
         return
     if goal.field not in ("target_sparsity", "max_loss_increase"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import InitVar
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -140,19 +141,15 @@ def _listening(block: Sequence[Layer]) -> Iterator[list[tuple[str, nn.Module, Te
     """A list that fills with the squared inputs of the block's layers while the model runs."""
     inputs: list[tuple[str, nn.Module, Tensor]] = []
 
-    def listener(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            value = args[0].detach()
-            inputs.append((name, module, value.to(torch.promote_types(value.dtype, torch.float32)).square()))
+    def note(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        value = args[0].detach()
+        inputs.append((name, module, value.to(torch.promote_types(value.dtype, torch.float32)).square()))
 
-        return note
-
-    handles = [place.module.register_forward_pre_hook(listener(layer.name)) for layer in block for place in layer.places]
-    try:
+    with ExitStack() as hooks:
+        for layer in block:
+            for place in layer.places:
+                hooks.enter_context(place.module.register_forward_pre_hook(partial(note, layer.name)))
         yield inputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _summed(module: nn.Module, squares: Tensor) -> Tensor:

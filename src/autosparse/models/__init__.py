@@ -31,18 +31,8 @@ __all__ = [
     "transformer",
 ]
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "mobilenet_v1": mobilenet_v1,
-    "resnet18_cifar": resnet18_cifar,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet50": resnet50,
-    "small_conv": small_conv,
-    "small_transformer": small_transformer,
-    "text_classifier": text_classifier,
-    "transformer": transformer,
-}
+_FUNCTIONS = ("build", "chunked_cross_entropy", "list_models")
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {name: globals()[name] for name in __all__ if name not in _FUNCTIONS}
 
 
 def list_models() -> tuple[str, ...]:

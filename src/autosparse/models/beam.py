@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,16 +10,6 @@ from autosparse.models.checks import whole
 from autosparse.models.transformer import CachedDecoder, Transformer
 
 IMPOSSIBLE = float("-inf")
-
-
-class Stepper(Protocol):
-    """Next-token logits of unfinished translations, one token longer with every call."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """(rows, vocabulary) after `tokens`, (rows, length so far)."""
-
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows of the last step, in this order."""
 
 
 @torch.no_grad()
@@ -45,7 +33,8 @@ def beam_search(
     whole("max_length", max_length)
     if model.training:
         raise RuntimeError("beam_search needs the model in evaluation mode (dropout off): call model.eval() first")
-    stepper: Stepper = CachedDecoder(model, source, beam) if isinstance(model, Transformer) else _Whole(model, source, beam)
+    cached = CachedDecoder(model, source, beam) if isinstance(model, Transformer) else None
+    stepper = cached or _Whole(model, source, beam)
     search = _Search(source, start_id, end_id, padding_id, beam, max_length, length_penalty)
     for _ in range(max_length):
         rows = search.extend(stepper.step(search.alive.flatten(0, 1)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from autosparse.common.files import plain_value, write_text
+from autosparse.common.files import write_text
 from autosparse.common.words import require
-from autosparse.report.page import GENERATOR, build_page
+from autosparse.report.page import build_page, is_ours
 from autosparse.report.runs import Run
 from autosparse.sparsifier import Sparsifier
 from autosparse.training import machine
@@ -23,7 +24,7 @@ def save_page(
     """Write the page of the run as it stands now; an earlier page of ours is replaced, another file is refused."""
     if path.suffix != ".html":
         raise ValueError(f"{path}: give a file name that ends in .html")
-    if path.exists() and GENERATOR not in path.read_text("utf-8", errors="replace")[:1000]:
+    if path.exists() and not is_ours(path):
         raise FileExistsError(f"{path} exists and is not a report of ours; give another name")
     return write_text(path, build_page([run_of(sp, path, title, accuracy, base_accuracy)]))
 
@@ -54,26 +55,12 @@ def run_of(sp: Sparsifier, path: Path, title: str | None, accuracy: Accuracy, ba
 
 def changed_fields(method: Any) -> dict[str, Any]:
     """The fields of a method that are not at their defaults, as plain values."""
-    values = asdict(method)
-    changed = {}
+    values, changed = json.loads(json.dumps(asdict(method), default=str)), {}
     for field in fields(method):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if getattr(method, field.name) != default:
-            changed[field.name] = _plain(values[field.name])
+            changed[field.name] = values[field.name]
     return changed
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    try:
-        return plain_value(value)
-    except TypeError:
-        return str(value)
 
 
 def _per_epoch(accuracy: Accuracy, epochs: int) -> list[float]:

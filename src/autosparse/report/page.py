@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +22,11 @@ from autosparse.report.runs import Run
 
 MOST_DETAILED = 12  # runs whose own charts are part of a common page
 GENERATOR = '<meta name="generator" content="autosparse report">'
+
+
+def is_ours(page: Path) -> bool:
+    """Whether a file is a report that was written here, and may be replaced."""
+    return GENERATOR in page.read_text("utf-8", errors="replace")[:1000]
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autosparse.common.files import write_bytes, write_text
 from autosparse.report import figures
-from autosparse.report.page import GENERATOR, build_page, charts_of
+from autosparse.report.page import build_page, charts_of, is_ours
 from autosparse.report.runs import Run
 
 PAGE = "report.html"
@@ -20,7 +20,7 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     page = out / PAGE
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; give a folder for the report")
-    if page.exists() and not _is_ours(page):
+    if page.exists() and not is_ours(page):
         raise FileExistsError(f"{page} exists and is not a report of ours; give another folder with --out")
     charts = charts_of(runs)
     images = {f"{chart.key}.png": figures.png(chart) for chart in charts}
@@ -31,7 +31,3 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     for name, image in images.items():
         write_bytes(out / name, image)
     return page
-
-
-def _is_ours(page: Path) -> bool:
-    return GENERATOR in page.read_text("utf-8", errors="replace")[:1000]

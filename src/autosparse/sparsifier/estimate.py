@@ -94,8 +94,7 @@ def estimate(
         raise ValueError(f"sparsity = {sparsity}; it is the fraction of zeros: 0 < sparsity < 1")
     args, kwargs = call_arguments(example_input)
     plain, sparse = copy.deepcopy(model).train(), copy.deepcopy(model).train()
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SparsityWarning)  # of a run that is none
+    with torch.random.fork_rng(), warnings.catch_warnings(action="ignore", category=SparsityWarning):  # of a run that is none
         method = AutoSparse(alpha=0.0, schedule="constant", start_sparsity=sparsity)
         sp = sparsify(sparse, method, epochs=1, steps_per_epoch=10**6, include=include, exclude=exclude, guard=None)
         dense_step, step = (_step_of(each, args, kwargs, of) for each, of in ((plain, None), (sparse, sp)))

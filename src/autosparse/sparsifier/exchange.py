@@ -37,7 +37,9 @@ class Exchange:
         masks = self._masks(bucket.parameters())
         buffer: Tensor = bucket.buffer().div_(dist.get_world_size())
         whole = all(mask is None for mask in masks)
-        packed = buffer if whole else torch.cat([_packed(*pair) for pair in zip(gradients, masks, strict=True)])
+        pairs = zip(gradients, masks, strict=True)
+        parts = (gradient if mask is None else gradient.masked_select(mask) for gradient, mask in pairs)
+        packed = buffer if whole else torch.cat([*parts])
         travelling = packed if self.dtype is None else packed.to(self.dtype)
         self.dense_bytes += buffer.numel() * buffer.element_size()
         self.sent_bytes += travelling.numel() * travelling.element_size()
@@ -80,10 +82,6 @@ def _in_memory_order(mask: Tensor, parameter: Tensor) -> Tensor:
     """The mask as DDP lays gradients out: as the parameter lies in memory, or in the order of its dimensions."""
     order = sorted(range(parameter.dim()), key=parameter.stride().__getitem__, reverse=True)
     return (mask.permute(order) if parameter.permute(order).is_contiguous() else mask).reshape(-1)
-
-
-def _packed(gradient: Tensor, mask: Tensor | None) -> Tensor:
-    return gradient if mask is None else gradient.masked_select(mask)
 
 
 def has_penalty(method: Method) -> bool:

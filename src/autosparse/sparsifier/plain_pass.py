@@ -28,8 +28,7 @@ def plain_output(
     """What `module` gives for copies of the inputs when every layer has its weight of `weights`, in the module's own mode."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a warning belongs to the user's own pass, which comes next
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # one belongs to the user's own pass, which comes next
         stack.enter_context(same_random_state(module, args, kwargs))
         stack.enter_context(_same_other_random_state(module))
         stack.enter_context(_same_buffers(module))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,8 +63,7 @@ def attach(
     exclude: Sequence[str] = (),
 ) -> QuantizationAware:
     """`quantize_aware` with a way of one's own to give a batch to the model."""
-    sp = model if isinstance(model, Sparsifier) else None
-    net = sp.model if sp is not None else model
+    sp, net = (model, model.model) if isinstance(model, Sparsifier) else (None, model)
     if not isinstance(net, nn.Module):
         raise TypeError(f"quantize_aware takes a model or a Sparsifier, got {type(model).__name__}")
     refuse_wrapped(net)
@@ -87,9 +88,7 @@ def attach(
 
 def attach_as_saved(model: nn.Module | Sparsifier, state: Mapping[str, Any]) -> None:
     """Before load_state_dict: give the model the fake quantization that a saved state has, if any."""
-    sp = model if isinstance(model, Sparsifier) else None
-    net = sp.model if sp is not None else model
-    assert isinstance(net, nn.Module)
+    sp, net = (model, model.model) if isinstance(model, Sparsifier) else (None, model)
     inputs, weights = fake.saved_places(state)
     if not inputs or fake.is_quantization_aware(net):
         return
@@ -144,28 +143,22 @@ def _observe(
     observers = {name: Observer(kind) for name in places}
     reached: set[str] = set()
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point() and inputs[0].numel():
-                try:
-                    observers[name].update(inputs[0])
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
-                reached.add(name)
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point() and inputs[0].numel():
+            try:
+                observers[name].update(inputs[0])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            reached.add(name)
 
-        return look
-
-    handles = [place.module.register_forward_pre_hook(watch(name)) for name, place in places.items()]
     batches = 0
-    try:
-        with same_mode_after(model), torch.no_grad():
-            model.eval()
-            for batch in calibration:
-                batches += 1
-                run(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, same_mode_after(model), torch.no_grad():
+        for name, place in places.items():
+            hooks.enter_context(place.module.register_forward_pre_hook(partial(look, name)))
+        model.eval()
+        for batch in calibration:
+            batches += 1
+            run(model, batch)
     if not batches:
         raise ValueError("calibration is empty: give at least one batch, to find the ranges of activations")
     return {name: observers[name].range() for name in places if name in reached}

@@ -13,12 +13,12 @@ import torch
 
 from autosparse.common.tables import Table
 from autosparse.common.tensors import precise
+from autosparse.cost import Profile
+from autosparse.layer import Layer
 from autosparse.sparsifier.report_html import HEADINGS, html
 from autosparse.sparsifier.speed import Speed
 
 if TYPE_CHECKING:
-    from autosparse.cost import Profile
-    from autosparse.layer import Layer
     from autosparse.sparsifier import Sparsifier
 
 

@@ -38,7 +38,8 @@ def select(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
             raise ValueError(_nothing("exclude", pattern, candidates))
         candidates = [place for place in candidates if not _matches(pattern, place)]
     if include is None:
-        _mention_others([place for place in everywhere if not _is_excluded(place, exclude)])
+        excluded = _as_sequence(exclude)
+        _mention_others([place for place in everywhere if not any(_matches(pattern, place) for pattern in excluded)])
         candidates = _without_parametrized(_without_frozen(candidates))
     _mention_standardised(candidates)
     layers = _merge_tied(candidates, everywhere, named)
@@ -150,10 +151,6 @@ def _without_parametrized(candidates: list[Place]) -> list[Place]:
 
 def _kinds(place: Place) -> list[str]:
     return [type(other).__name__ for other in place.module.parametrizations[place.tensor]]  # type: ignore[index]
-
-
-def _is_excluded(place: Place, exclude: Patterns) -> bool:
-    return any(_matches(pattern, place) for pattern in _as_sequence(exclude))
 
 
 def _mention_others(places: Sequence[Place]) -> None:

@@ -32,7 +32,7 @@ from autosparse.sparsifier.small_steps import gather_small_layers, passes_of_ste
 from autosparse.sparsifier.speed import Speed, StepClock, announce, speed_of
 from autosparse.sparsifier.state import Restart, load_state, save_state, share_state, start_again_if_loaded
 from autosparse.structure import Shrinkage
-from autosparse.structure.shrinking import Smaller
+from autosparse.structure.shrinking import shrink_for
 
 
 def sparsify(
@@ -356,13 +356,13 @@ class Sparsifier:
         `shrink` removes dead channels as `autosparse.shrink` does, for an example input given here or to sparsify.
         """
         self._require_attached()
-        smaller = Smaller(self.example_input if example_input is None else example_input) if shrink else None
+        smaller = shrink_for(self.example_input if example_input is None else example_input) if shrink else None
         if self._fingerprint:
             self._fingerprint.warn_if_edited(self.model, self.layers, self.step)
         plain.harden(self.layers)
         if into is not None:
             into.load_state_dict(self.dense_state_dict())
-            self.shrinkage = smaller.of(into) if smaller else None
+            self.shrinkage = smaller(into) if smaller else None
             return into
         self._separate()
         self._compute.choose("dense", self.layers, self.model)
@@ -375,7 +375,7 @@ class Sparsifier:
             self._recorder.close()
         self.first_step.close()
         self._loading.remove()
-        self.shrinkage = smaller.of(self.model) if smaller else None
+        self.shrinkage = smaller(self.model) if smaller else None
         return self.model
 
     def finalize_average(self, averaged: nn.Module) -> nn.Module:

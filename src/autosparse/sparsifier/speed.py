@@ -38,14 +38,10 @@ class StepClock:
             self._seconds.append(now - self._last)
         self._last = now
 
-    def pause(self) -> None:
-        """What comes before the next step is not part of one."""
-        self._last = None
-
     def restart(self) -> None:
         """Forget the steps so far: from here on layers may compute in another way."""
         self._seconds.clear()
-        self.pause()
+        self._last = None  # what comes before the next step is not part of one
 
     def seconds(self) -> float | None:
         """The median step."""
@@ -86,14 +82,9 @@ def speed_of(clock: StepClock, layers: Sequence[Layer], plans: Sequence[LayerPla
     planned = [plan for plan in plans if plan.passes and plan.dense_seconds is not None and plan.seconds is not None]
     gained = sum((plan.dense_seconds or 0.0) - (plan.seconds or 0.0) for plan in planned)
     dense = max(seconds + gained - clock.overhead, 0.1 * seconds)  # a rough estimate never becomes absurd
-    reasons = Counter(_in_short(plan.reason) for plan in plans if not plan.passes)
+    reasons = Counter(plan.reason.partition(":")[0] for plan in plans if not plan.passes)  # without the numbers of a layer
     skipping = sum(1 for plan in plans if plan.passes)
     return Speed(1e3 * seconds, 1e3 * dense, skipping, len(plans), dict(reasons.most_common()))
-
-
-def _in_short(reason: str) -> str:
-    """The kind of a reason, without the numbers of a layer."""
-    return reason.partition(":")[0]
 
 
 def parametrization_seconds(layer: Layer) -> float:

@@ -107,10 +107,8 @@ def _keys(sp: Sparsifier) -> list[str]:
 def _take(sp: Sparsifier, key: str, value: Any) -> None:
     """Load one entry of a state."""
     match key:
-        case "epoch":
-            sp.epoch = _count(value)
-        case "step":
-            sp.step = _count(value)
+        case "epoch" | "step":
+            setattr(sp, key, _count(value))
         case "epoch_start":
             sp._steps_at_epoch_start = _count(value)
         case "memory":

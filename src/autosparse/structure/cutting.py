@@ -100,12 +100,12 @@ def cut(model: nn.Module, plan: Plan) -> None:
             module.bias = nn.Parameter(weight.new_zeros(len(plan.shifts[f"{name}.bias"])))
             places[f"{name}.bias"] = [(module, "bias")]
         for key, shift in plan.shifts.items():
-            tensor = _tensor(*places[key][0])
+            tensor = getattr(*places[key][0])
             tensor += torch.tensor(shift, dtype=torch.float64, device=tensor.device).to(tensor.dtype)
         # a new bias has the size of the uncut outputs, and is cut with them
         kept = {**plan.kept, **{f"{name}.bias": _rows(plan, model, name) for name in plan.new_biases}}
         for key, dims in kept.items():
-            smaller = _tensor(*places[key][0]).detach()
+            smaller = getattr(*places[key][0]).detach()
             for dim, indices in dims.items():
                 smaller = smaller.index_select(dim, torch.tensor(indices, device=smaller.device))
             _put(places[key], smaller)
@@ -144,23 +144,12 @@ def _places(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     return places
 
 
-def _tensor(module: nn.Module, name: str) -> Tensor:
-    tensor = module._parameters.get(name)
-    found = module._buffers.get(name) if tensor is None else tensor
-    assert found is not None
-    return found
-
-
 def _put(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
-    module, name = places[0]
-    before = _tensor(module, name)
+    before = getattr(*places[0])
     if isinstance(before, nn.Parameter):
         tensor = nn.Parameter(tensor.contiguous(), requires_grad=before.requires_grad)
     for module, name in places:
-        if isinstance(tensor, nn.Parameter):
-            module._parameters[name] = tensor
-        else:
-            module._buffers[name] = tensor
+        setattr(module, name, tensor)
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,8 @@ def run_smaller(model: nn.Module, example_input: ExampleInput) -> list[Tensor]:
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-class Smaller:
+def shrink_for(example_input: ExampleInput | None) -> Callable[[nn.Module], Shrinkage]:
     """What `finalize(shrink=True)` does, with its input asked for before anything is changed."""
-
-    def __init__(self, example_input: ExampleInput | None) -> None:
-        if example_input is None:
-            raise ValueError("finalize(shrink=True) follows the channels through the model: give it an example_input")
-        self.example_input = example_input
-
-    def of(self, model: nn.Module) -> Shrinkage:
-        return shrink(model, self.example_input)
+    if example_input is None:
+        raise ValueError("finalize(shrink=True) follows the channels through the model: give it an example_input")
+    return partial(shrink, example_input=example_input)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,15 +48,14 @@ def trace(model: nn.Module, example_input: ExampleInput, training: bool) -> Trac
     where = _Where()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
         # a part that the user keeps in evaluation mode stays there
         stack.enter_context(same_mode_after(model, inside=None if model.training and training else training))
         stack.enter_context(same_random_state(model, (), {}))
         stack.enter_context(torch.no_grad())
         stack.enter_context(where.listening(model))
         with fake:
-            inputs = pytree.tree_map_only(Tensor, _stand_in, (state, args, kwargs))
+            inputs = pytree.tree_map_only(Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype), (state, args, kwargs))
 
         def run(tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return functional_call(model, tensors, args, kwargs)
@@ -79,10 +79,6 @@ def _reason(error: Exception) -> str:
     return "its forward decides by the values of a tensor" if "_local_scalar_dense" in lines[0] else lines[0]
 
 
-def _stand_in(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
 class _Where:
     """Which module runs, by the number of operators recorded so far."""
 
@@ -93,25 +89,21 @@ class _Where:
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
-        handles = []
-        for name, module in model.named_modules():
+        def enter(name: str, module: nn.Module, args: Any) -> None:
+            self._running.append((name, type(module).__name__))
+            self.deepest = self._running[-1]
+            self._note()
 
-            def enter(module: nn.Module, args: Any, name: str = name) -> None:
-                self._running.append((name, type(module).__name__))
-                self.deepest = self._running[-1]
-                self._note()
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._running.pop()
+            self.deepest = self._running[-1] if self._running else ("", "")
+            self._note()
 
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                self._running.pop()
-                self.deepest = self._running[-1] if self._running else ("", "")
-                self._note()
-
-            handles += [module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)]
-        try:
+        with ExitStack() as hooks:
+            for name, module in model.named_modules():
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), prepend=True))
+                hooks.enter_context(module.register_forward_hook(leave))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _note(self) -> None:
         mode = get_proxy_mode()

@@ -57,16 +57,9 @@ class Wiring:
         """The mask of a layer's weight if these channels are kept: a boolean for every channel."""
         mask = torch.ones(tuple(shape), dtype=torch.bool, device=kept.device)
         for dim, ids in self.layers[name].cut():
-            mask &= along(self.of_slices(kept, ids, True), dim, len(shape))
+            index = torch.from_numpy(ids).to(kept.device)
+            mask &= along((index < 0) | kept[index.clamp_min(0)], dim, len(shape))
         return mask
-
-    @staticmethod
-    def of_slices(values: Tensor, ids: Ids, otherwise: float) -> Tensor:
-        """A value per channel as one per slice; those that stay get another."""
-        index = torch.from_numpy(ids).to(values.device)
-        return torch.where(
-            index >= 0, values[index.clamp_min(0)], torch.tensor(otherwise, dtype=values.dtype).to(values.device)
-        )
 
     def shares(self, kept: np.ndarray[Any, Any], name: str) -> float:
         """The share of a layer's products that is left; `kept` may hold shares, too."""

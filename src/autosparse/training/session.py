@@ -172,7 +172,8 @@ class Session:
 
     def check_finite(self) -> None:
         """Stop at a NaN or infinite loss or weight, before it reaches a checkpoint."""
-        sums = [self.loss_sum.detach().float()] + [weight.detach().float().sum() for weight in self.local_weights()]
+        local = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights)  # this rank's part
+        sums = [self.loss_sum.detach().float()] + [weight.detach().float().sum() for weight in local]
         if not bool(torch.isfinite(torch.stack(sums)).all()):
             raise self._diverged()
 
@@ -184,10 +185,6 @@ class Session:
             f"{saved}. Try a lower optimizer.lr, a longer warm-up "
             "(schedule.warmup_epochs), train.clip=1.0, or train.precision=float32"
         )
-
-    def local_weights(self) -> list[Tensor]:
-        """This rank's part of the weights."""
-        return [weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights]
 
 
 class Diverged(RuntimeError):

@@ -217,6 +217,11 @@ def layer_parts(sp: Run, kind: type[Part]) -> list[tuple[Layer, Part]]:
     return [(layer, part(layer, kind)) for layer in sp.layers]
 
 
+def dead_layers(sp: Run) -> list[str]:
+    """Names of the layers that have lost all their weights."""
+    return [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
+
+
 def first_and_last(names: Sequence[str], first: bool, last: bool) -> list[str]:
     """The layers at the ends of the network that are to stay dense."""
     ends = [names[0]] * first + [names[-1]] * last

@@ -12,6 +12,7 @@ from torch import Tensor
 from autosparse.common.tensors import top_mask
 from autosparse.common.warnings import warn
 from autosparse.distributions import DISTRIBUTIONS, counts, distribute
+from autosparse.layer import Layer
 from autosparse.methods.families.base import Method, Run, Traits, first_and_last, require, require_sparsity
 from autosparse.methods.families.fixed_mask import hold_zeros, random_mask, set_mask
 
@@ -54,6 +55,10 @@ class Budgeted(Method):
     def dense_inside(self, sp: Run) -> list[str]:
         """Names of the run's layers that stay dense by convention; they do not count towards the budget."""
         return first_and_last(sp.layer_order, *self._ends) if self.distribution in ENDS_INSIDE else []
+
+    def sparse_layers(self, sp: Run) -> list[Layer]:
+        dense = self.dense_inside(sp)
+        return [layer for layer in sp.layers if layer.name not in dense]
 
     def check(self, sp: Run) -> None:
         super().check(sp)
@@ -110,6 +115,11 @@ class Budgeted(Method):
             hold_zeros(sp, everywhere=renews)
         if renews:
             self.renew(sp)
+
+
+def require_start(start_sparsity: float, sparsity: float) -> None:
+    allowed = f"allowed: from 0 to the sparsity of {sparsity}"
+    require(0 <= start_sparsity <= sparsity, f"start_sparsity = {start_sparsity}; {allowed}")
 
 
 def warn_if_never_due(method: Method, field: str, value: int, most: int) -> None:

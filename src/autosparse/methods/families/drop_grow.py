@@ -116,11 +116,13 @@ class DropAndGrow(Budgeted):
         return random_scores(layer, sp.generator)
 
     def renew(self, sp: Run) -> None:
-        fraction = self.fraction(sp)
         for layer in sp.layers:
-            active = mask_of(layer)
-            count = int(fraction * int(torch.count_nonzero(active)))
-            set_mask(sp, layer, replace(active, self.drop_scores(layer, sp), self.grow_scores(layer, sp), count))
+            self.exchange(sp, layer, mask_of(layer))
+
+    def exchange(self, sp: Run, layer: Layer, active: Tensor) -> None:
+        """Replace the fraction that is due among these active weights of a layer."""
+        count = int(self.fraction(sp) * int(torch.count_nonzero(active)))
+        set_mask(sp, layer, replace(active, self.drop_scores(layer, sp), self.grow_scores(layer, sp), count))
 
 
 @dataclass(frozen=True, kw_only=True)

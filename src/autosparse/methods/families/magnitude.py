@@ -13,7 +13,7 @@ from autosparse.functional import shared_norm
 from autosparse.layer import Layer
 from autosparse.methods.annealing import GradientAnnealing
 from autosparse.methods.families.base import Method, Run, require, require_rows
-from autosparse.methods.families.budget import GLOBAL, Budgeted, count_of_all, top_of_all, warn_if_never_due
+from autosparse.methods.families.budget import GLOBAL, Budgeted, count_of_all, require_start, top_of_all, warn_if_never_due
 from autosparse.methods.families.fixed_mask import mask_of
 
 
@@ -121,10 +121,7 @@ class CubicRamp(Periodic, Budgeted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 <= self.start_sparsity <= self.sparsity,
-            f"start_sparsity = {self.start_sparsity}; allowed: from 0 to the sparsity of {self.sparsity}",
-        )
+        require_start(self.start_sparsity, self.sparsity)
         require(
             0 <= self.begin < self.end <= 1,
             f"begin = {self.begin}, end = {self.end}; they are fractions of the run: 0 <= begin < end <= 1",

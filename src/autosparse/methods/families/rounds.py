@@ -83,7 +83,9 @@ def remember(sp: Run) -> None:
     """Keep a copy of all parameters and buffers, for `rewind`; what a round learns about its masks is not rewound."""
     state = sp.model.state_dict().items()
     sp.memory["rewind"] = {
-        key: value.detach().clone() for key, value in state if isinstance(value, Tensor) and not _belongs_to_mask(key)
+        key: value.detach().clone()
+        for key, value in state
+        if isinstance(value, Tensor) and ("parametrizations." not in key or key.endswith(".original"))
     }
 
 
@@ -92,10 +94,6 @@ def rewind(sp: Run) -> None:
     state = sp.model.state_dict()
     for key, value in sp.memory["rewind"].items():
         assign(state[key], value)
-
-
-def _belongs_to_mask(key: str) -> bool:
-    return "parametrizations." in key and not key.endswith(".original")
 
 
 def in_time_of_one_round(state: Mapping[str, Any]) -> Mapping[str, Any]:

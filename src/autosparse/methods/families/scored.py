@@ -19,7 +19,7 @@ from autosparse.common.warnings import warn
 from autosparse.common.words import few
 from autosparse.cost.recorder import has_compiled_parts
 from autosparse.distributions import counts
-from autosparse.methods.families.base import Method, Run, require, require_sparsity
+from autosparse.methods.families.base import Method, Run, dead_layers, require, require_sparsity
 from autosparse.methods.families.budget import count_of_all, top_of_all
 from autosparse.methods.families.fixed_mask import FixedMask, set_mask
 
@@ -117,7 +117,7 @@ class RankedMask(Method):
         """Set the masks and say so if a layer has lost all its weights."""
         for layer in sp.layers:
             set_mask(sp, layer, masks[layer.name])
-        dead = [layer.name for layer, density in zip(sp.layers, sp.densities(), strict=True) if density == 0]
+        dead = dead_layers(sp)
         if dead:
             warn(
                 f"{self.about.name} left no weight in {few(dead)}: the net may be "
