@@ -212,7 +212,7 @@ def test_extends_merges_deeply_and_keeps_its_own_name(tmp_path: Path) -> None:
     child.write_text("extends: ./base.yaml\nmethod: {target_sparsity: 0.9}\nmodel: {arguments: {width: 8}}\n")
     recipe = load_recipe(child)
     assert (recipe.name, recipe.description, recipe.train.epochs) == ("child", "", 5)
-    assert recipe.method == {"name": "autosparse", "target_sparsity": 0.9, "alpha": 0.75}
+    assert recipe.method == {"name": "autosparse", "target_sparsity": 0.9, "target_ramp": 0.3, "alpha": 0.75}
     assert recipe.model.arguments == {"classes": 10, "in_channels": 1, "width": 8}
     # another method takes nothing over, and the paper's row stays with its own recipe
     child.write_text("extends: resnet50-autosparse-80\nmethod: {name: str}\n")
@@ -243,13 +243,13 @@ def test_overrides_are_yaml_and_apply_in_turn() -> None:
 
 
 def test_a_new_method_keeps_the_wanted_sparsity_and_tells_what_it_drops() -> None:
-    with pytest.warns(autosparse.SparsityWarning, match="method rigl has no alpha"):
+    with pytest.warns(autosparse.SparsityWarning, match="method rigl has no alpha, target_ramp"):
         assert load_recipe("digits", ["method.name=rigl"]).method == {"name": "rigl", "sparsity": 0.8}
     with pytest.warns(autosparse.SparsityWarning, match="has no alpha"):
         changed = load_recipe("digits", ["method.sparsity=0.9", "method.name=rigl", "method.drop_fraction=0.2"])
     assert changed.method == {"name": "rigl", "sparsity": 0.9, "drop_fraction": 0.2}
     with pytest.warns(autosparse.SparsityWarning, match="method str has no alpha"):
-        assert load_recipe("digits", ["method.name=str"]).method == {"name": "str", "target_sparsity": 0.8}
+        assert load_recipe("digits", ["method.name=str"]).method == {"name": "str", "target_sparsity": 0.8, "target_ramp": 0.3}
     with (
         pytest.warns(autosparse.SparsityWarning, match="has no alpha"),
         pytest.raises(ValueError, match=r"method\.alpha: rigl has no such field"),
@@ -340,7 +340,7 @@ def test_a_run_keeps_every_field_of_its_method(tmp_path):
     recipe = completed(load_recipe("digits"))
     assert recipe.method["zero_epoch"] == "ramp"
     assert recipe.method["alpha_per"] == "step"
-    assert recipe.method["target_ramp"] == 0.7
+    assert recipe.method["target_ramp"] == 0.3
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == recipe
 

@@ -86,7 +86,7 @@ def test_every_figure_is_drawn_in_light_and_in_dark(visit: Callable[..., Any], p
     for scheme in ("light", "dark"):
         tab = visit(page, color_scheme=scheme)
         drawn = tab.evaluate(DRAWN)
-        assert len(drawn) == 13
+        assert len(drawn) == 14
         assert all(figure["marks"] >= 1 and figure["width"] > 200 for figure in drawn), drawn
         assert {figure["key"]: figure["marks"] for figure in drawn}["layer-sparsity-over-time"] == 7
         seen[scheme] = colours(tab)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,20 @@ def test_several_runs(make_run: Maker) -> None:
         assert f">{head}</th>" in html
     assert keys_of(html)[0] == "frontier"
     assert html.count('<details class="run">') == 3
+
+
+@pytest.mark.parametrize(("threads", "timed", "shown"), [(1, True, True), (2, True, False), (1, False, False)])
+def test_accuracy_over_processor_time_is_that_of_runs_of_one_thread(
+    make_run: Maker, threads: int, timed: bool, shown: bool
+) -> None:
+    times = {"processor_seconds": 3.0} if timed else {}
+    lines = [{"epoch": epoch, "loss": 1.0, "lr": 0.1, "accuracy": 0.3 * epoch, "seconds": 6.0, **times} for epoch in (1, 2)]
+    settings: dict[str, Any] = {"metrics": lines, "recipe": {"train": {"epochs": 2, "threads": threads}}}
+    runs = [make_run("one", name="one", **settings), make_run("base", name="base", method="dense", **settings)]
+    keys = keys_of(build_page([read_run(run) for run in runs]))
+    assert "accuracy-over-seconds" in keys
+    assert ("accuracy-over-processor-seconds" in keys) == shown
+    assert "accuracy-over-seconds" not in keys_of(build_page([read_run(runs[0])])), "there is nothing to compare with"
 
 
 def test_texts_are_escaped_everywhere(make_run: Maker) -> None:

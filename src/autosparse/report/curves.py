@@ -26,18 +26,34 @@ def accuracy(runs: Sequence[Run]) -> LineChart:
 
 def accuracy_over_seconds(runs: Sequence[Run]) -> LineChart:
     """Validation accuracy over the wall clock, where there is a dense run to compare with."""
+    return _accuracy_over(_with_dense(runs), "seconds", "wall clock")
+
+
+def accuracy_over_processor_time(runs: Sequence[Run]) -> LineChart:
+    """The same over processor time, which a busy machine hardly changes; of runs of one thread, where it means something."""
+    shown = _with_dense(runs)
+    single = all(block(run.recipe, "train").get("threads") == 1 for run in shown)
+    return _accuracy_over(shown if single else [], "processor_seconds", "processor time")
+
+
+def _with_dense(runs: Sequence[Run]) -> list[Run]:
+    """All runs and their dense ones; none where there is nothing to compare with."""
     shown = [one for run in runs for one in (run, run.dense) if one is not None]
-    if len(shown) < 2 or not any(run.is_dense for run in shown):
-        return _chart([], "accuracy-over-seconds", "", "", "", "", ())
+    return shown if len(shown) > 1 and any(run.is_dense for run in shown) else []
+
+
+def _accuracy_over(runs: Sequence[Run], clock: str, name: str) -> LineChart:
+    key = f"accuracy-over-{clock.replace('_', '-')}"
+    if not runs or any(clock not in entry for run in runs for entry in run.metrics):
+        return _chart([], key, "", "", "", "", ())
     word = "token accuracy" if all(run.translates for run in runs) else "accuracy"
     lines = []
-    for place, (run, label) in enumerate(zip(shown, labels(shown), strict=True)):
-        xs, ys = thinned([number(entry.get("seconds")) or 0.0 for entry in run.metrics], run.curve("accuracy")[1])
+    for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        xs, ys = thinned([number(entry.get(clock)) or 0.0 for entry in run.metrics], run.curve("accuracy")[1])
         colour = palette.DENSE if run.is_dense else palette.of_run(place)
         lines.append(Curve(label, xs, [percent(value) for value in ys], colour, run.is_dense))
     note = "After every epoch, over seconds of training and validation; dense runs dashed."
-    title = f"{word.capitalize()} over the wall clock"
-    return LineChart("accuracy-over-seconds", title, note, "seconds", word, "%", _not_empty(lines))
+    return LineChart(key, f"{word.capitalize()} over the {name}", note, "seconds", word, "%", _not_empty(lines))
 
 
 def loss(runs: Sequence[Run]) -> LineChart:

@@ -32,7 +32,8 @@ def is_ours(page: Path) -> bool:
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The charts for which these runs have values, in the page's order."""
     charts: list[Chart] = [comparison.frontier(runs)] if len(runs) > 1 else []
-    over_time = (curves.accuracy, curves.accuracy_over_seconds, curves.loss, curves.sparsity, curves.alpha)
+    over_clocks = (curves.accuracy_over_seconds, curves.accuracy_over_processor_time)
+    over_time = (curves.accuracy, *over_clocks, curves.loss, curves.sparsity, curves.alpha)
     charts += [chart_of(runs) for chart_of in (*over_time, curves.train_cost, curves.test_cost)]
     charts += _single_run_curves(runs[0]) if len(runs) == 1 else []
     charts += [comparison.layer_sparsity(runs), comparison.layer_flops(runs)]
@@ -90,7 +91,7 @@ def _page_of_several(runs: Sequence[Run]) -> str:
 
 def _details(run: Run, charts: Sequence[Chart]) -> str:
     groups = {
-        "Training": ("accuracy", "accuracy-over-seconds", "loss", "learning-rate"),
+        "Training": ("accuracy", "accuracy-over-seconds", "accuracy-over-processor-seconds", "loss", "learning-rate"),
         "Sparsity over time": ("sparsity", "alpha", "layer-sparsity-over-time", "thresholds"),
         "Cost and control": ("train-flops", "test-flops", "controller"),
         "Layers": ("layer-sparsity", "layer-flops"),
