@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import autosparse
 from autosparse import AutoSparse, kernels
 from autosparse.common.warnings import SparsityWarning
-from autosparse.compute import fused_forward, fused_layers, planner, timing
+from autosparse.compute import fused_forward, fused_layers, planner, proof, timing
 from autosparse.compute.planner import Sample, Times, Workload
+from autosparse.compute.rehearsal import results_of
 
 from ..states import differences
 from .test_fused_models import Net, Residual
@@ -130,6 +131,39 @@ def test_an_ordinary_model_stays_fused() -> None:
     run = assert_trains_like_torch(Net, NORMS)
     assert len(run.verdicts()["compared"][""]) == NORMS
     assert run.verdicts()["refused"] == run.verdicts()["given_up"] == []
+
+
+class Pairs(Net):
+    """Takes whole batches of 70 images alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).reshape(70, 5)
+
+
+@pytest.mark.parametrize(("kind", "images"), [(Net, None), (Pairs, 70)])
+def test_few_images_are_enough_for_the_comparison(
+    kind: type[nn.Module], images: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def noted(root: nn.Module, forward: Any, arguments: Sequence[Tensor], *rest: Any) -> Any:
+        given.append(len(arguments[0]))
+        return results_of(root, forward, arguments, *rest)
+
+    monkeypatch.setattr(proof, "results_of", noted)
+    run = start(kind)
+    run.train(1) if images is None else run.model(torch.randn(70, 3, 12, 12)).sum().backward()
+    run.optimizer.step()
+    run.model(torch.randn(70, 3, 12, 12))
+    assert run.fused() == NORMS
+    assert given[-1] == (images or kernels.lanes() + 70 % kernels.lanes())
+
+
+def test_gradients_of_single_numbers_are_compared_together() -> None:
+    """In one of them nearly all cancels, so that rounding is large beside it."""
+    net = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2))
+    found = results_of(net, lambda root, x: root(x), [torch.randn(4, 3)])
+    assert [None if each is None else tuple(each.shape) for each in found.gradients] == [(1, 3), (2, 1), (2,), (1,)]
 
 
 def random_states() -> list[Any]:

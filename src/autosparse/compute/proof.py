@@ -14,6 +14,7 @@ from autosparse.compute import fused_layers
 from autosparse.compute.fused_layers import Normalised
 from autosparse.compute.fusion import Fused
 from autosparse.compute.rehearsal import Forward, Results, rehearsal, results_of
+from autosparse.kernels.library import lanes
 
 # Relative difference that two orders of adding up float32 numbers may make in a whole step.
 ROUNDING = 1e-3
@@ -83,14 +84,17 @@ class Verdict(NamedTuple):
 
 
 def compare(root: nn.Module, fused: Fused, arguments: Sequence[Tensor], keywords: Mapping[str, Tensor]) -> Verdict | None:
-    """One step of a module on this input beside its own, gradients and buffers included; neither leaves a trace.
+    """One step of a module on images of this input beside its own, gradients and buffers included; neither leaves a trace.
 
     None if nothing can be told: its own results are not finite, or a compiled module hides its tensors.
     """
     if any(isinstance(each, torch.jit.ScriptModule) for each in root.modules()):
         return None
-    given, own_forward = (*arguments, *keywords.values()), _by_position(type(root).forward, list(keywords))
-    own = results_of(root, own_forward, given)
+    whole, own_forward = (*arguments, *keywords.values()), _by_position(type(root).forward, list(keywords))
+    given = _few_images(whole)
+    own = _results_or_none(root, own_forward, given)
+    if own is None:  # it may need whole batches
+        given, own = whole, results_of(root, own_forward, whole)
     if not all(bool(result.isfinite().all()) for result in (*own.values, *own.gradients) if result is not None):
         return None
     ours = _results_or_none(root, _by_position(fused.function, list(keywords)), given)
@@ -100,6 +104,14 @@ def compare(root: nn.Module, fused: Fused, arguments: Sequence[Tensor], keywords
     if differing or ours is None or not _agree(own, results_of(root, own_forward, given)):
         return Verdict(False, frozenset(differing))  # by itself, or since its own results are never the same
     return Verdict(_agree(own, ours, results_of(root, own_forward, given, NOISE), CROSSED))
+
+
+def _few_images(batch: Sequence[Tensor]) -> Sequence[Tensor]:
+    """As many as make a vector and leave the batch's own remainder: the kernels cut fewer images in the same way."""
+    sizes = {tensor.shape[:1] for tensor in batch}
+    if len(sizes) != 1 or not (size := sizes.pop()):
+        return batch
+    return [tensor[: lanes() + size[0] % lanes()] for tensor in batch]
 
 
 def _by_position(forward: Forward, keywords: Sequence[str]) -> Forward:

@@ -82,7 +82,11 @@ def _copy(tensor: Tensor, noise: float, generator: torch.Generator) -> Tensor:
 
 
 class Results(NamedTuple):
-    """What a step gives: outputs and buffers, and the gradients of inputs and parameters for random factors at the outputs."""
+    """What a step gives: outputs and buffers, and the gradients of inputs and parameters for random factors at the outputs.
+
+    Gradients of parameters of one number, such as thresholds, are one tensor: each is a sum in which much cancels, and noise
+    that happens to leave one of them alone says nothing of what rounding may do to it.
+    """
 
     values: list[Tensor]
     gradients: list[Tensor | None]
@@ -103,4 +107,11 @@ def _gradients(outputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Ten
         return []
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in differentiable]
-    return list(torch.autograd.grad(differentiable, sources, factors, allow_unused=True))
+    gradients = torch.autograd.grad(differentiable, sources, factors, allow_unused=True)
+    numbers = [
+        source.new_zeros(1) if gradient is None else gradient.reshape(1)
+        for source, gradient in zip(sources, gradients, strict=True)
+        if source.numel() == 1
+    ]
+    others = [gradient for source, gradient in zip(sources, gradients, strict=True) if source.numel() != 1]
+    return [*others, torch.cat(numbers)] if numbers else others
