@@ -220,6 +220,26 @@ def test_both_gradients_in_one_pass_are_charged_once() -> None:
     assert planner.decide("c", WORKLOAD, 0.1, "mask", 0.2) == DENSE, "a mask has its own pattern, and a pass of its own"
 
 
+def test_the_gradient_that_dense_passes_read_is_charged_once() -> None:
+    """With a dense weight gradient it has to be made, so a sparse input gradient saves less than it seems to."""
+
+    def measure(workload: Workload, densities: Sequence[float]) -> Times:
+        samples = (Sample(round(d * workload.weights), 2.0, 0.9, 0.5, 0.15) for d in densities)
+        return Times(1.0, 1.0, 1.0, 0.0, tuple(samples), dense_grad=0.4)
+
+    planner = Planner(measure, lambda: 0.0)
+    assert planner.decide("a", WORKLOAD, 0.1, entries="all") == DENSE
+    assert planner.decisions["a"].seconds == planner.decisions["a"].dense_seconds == pytest.approx(3.4)
+    assert planner.decide("b", WORKLOAD, 0.1) == Passes(False, True, True)
+    assert planner.decisions["b"].seconds == pytest.approx(1.0 + 0.9 + 0.5 + 0.15)
+
+
+def test_dense_passes_among_fused_neighbours_need_the_gradient_in_their_order(native: None) -> None:
+    torch.set_num_threads(1)
+    workload = Workload(Convolution(16, 16, (8, 8), 16, (3, 3), padding=(1, 1), images_last=True), False, threads=1, fused=True)
+    assert timing.measure(workload, SAMPLED_DENSITIES).dense_grad > 0
+
+
 def test_the_threads_must_be_those_of_the_workload(native: None) -> None:
     torch.set_num_threads(1)
     with pytest.raises(ValueError, match="a workload of 2 threads, but torch uses 1"):

@@ -116,6 +116,7 @@ class Times:
     dense_weight: float
     operators: float  # what calling our operators adds to a step, compared with torch's own layer
     samples: tuple[Sample, ...]
+    dense_grad: float = 0.0  # between fused neighbours: making the output's gradient for a dense pass, once for both
 
     def dense(self, part: str) -> float:
         return float(getattr(self, f"dense_{part}"))
@@ -129,6 +130,8 @@ class Times:
         for part, sparse in passes._asdict().items():
             entries = mask_nonzeros if part == "weight" and mask_nonzeros is not None else nonzeros
             seconds += self.sparse(part, entries) if sparse else self.dense(part)
+        if not (passes.input and passes.weight):
+            seconds += self.dense_grad
         if passes.input and passes.weight and mask_nonzeros is None and all(each.both is not None for each in self.samples):
             apart = self.sparse("input", nonzeros) + self.sparse("weight", nonzeros)
             seconds += self.sparse("both", nonzeros) - apart

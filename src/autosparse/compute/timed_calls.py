@@ -68,15 +68,15 @@ class LayerCalls:
             normalise.statistics(normalise.in_order(result, images_last), self.shift)
 
         def of_input() -> None:
-            of_raw = normalise.materialise(self.of_raw)
             like_x = empty_pixels(self.x, self.x.shape)
-            found = normalise.in_order(dense.conv2d_input_gradient(of_raw, like_x, cast, self.geometry), images_last)
+            found = normalise.in_order(dense.conv2d_input_gradient(grad, like_x, cast, self.geometry), images_last)
             normalise.finish(found, Sink.of_gradient(self.source), torch.empty_like(self.x))
 
-        def of_weight() -> None:  # the output's gradient is there already if the other pass is dense too
+        def of_weight() -> None:
             dense.conv2d_weight_gradient(grad, normalise.materialise(self.source), cast, self.geometry).float()
 
-        return {"forward": forward, "input": of_input, "weight": of_weight}
+        # the gradient of the raw result serves both dense passes
+        return {"forward": forward, "input": of_input, "weight": of_weight, "grad": lambda: normalise.materialise(self.of_raw)}
 
     def sparse(self, layout: Layout, weight: Tensor) -> tuple[int, Calls]:
         """The non-zeros of a weight, and our passes with it: those of torch, "compress" and perhaps "both".
