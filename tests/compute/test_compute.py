@@ -107,6 +107,9 @@ def test_auto_follows_the_planner_and_says_what_it_chose(monkeypatch):
             asked.append((layer, workload.linear, workload.conv.out_size, round(density, 1), entries))
             return Passes(True, False, False) if layer == "mix" else DENSE
 
+        def fusing_pays(self, layers, are_fused):
+            return True
+
     monkeypatch.setattr(compute, "Planner", Planned)
     sp, _, _ = trained(STR(start_sparsity=0.8), "auto")
     assert ("strided", False, (5, 5), 0.2, "active") in asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import autosparse
+from autosparse import kernels
+from autosparse.compute import planner as planning
 from autosparse.compute import timing
-from autosparse.compute.planner import DENSE, SAMPLED_DENSITIES, Line, Passes, Planner, Sample, Times, Workload
+from autosparse.compute.planner import DENSE, SAMPLED_DENSITIES, Decision, Line, Passes, Planner, Sample, Times, Workload
 from autosparse.kernels.geometry import Convolution
 
 WORKLOAD = Workload(Convolution(1, 1000, (1, 64), 1000), linear=True, threads=1)  # a million weights, 64 million multiply-adds
@@ -234,10 +239,68 @@ def test_the_gradient_that_dense_passes_read_is_charged_once() -> None:
     assert planner.decisions["b"].seconds == pytest.approx(1.0 + 0.9 + 0.5 + 0.15)
 
 
+FUSED = Workload(Convolution(16, 16, (8, 8), 16, (3, 3), padding=(1, 1), images_last=True), False, threads=1, fused=True)
+
+
+def planner_of_two(sparse: float, alone: float | None) -> tuple[Planner, dict[str, Workload]]:
+    """Dense passes of 1 second; of two fused layers one has become sparse, whose passes take as long as is said."""
+    workload = replace(FUSED, conv=replace(FUSED.conv, in_channels=512, out_channels=512))
+
+    def measure(workload: Workload, densities: Sequence[float]) -> Times:
+        samples = (Sample(round(d * workload.weights), sparse, sparse, sparse, 0.0) for d in densities)
+        return Times(1.0, 1.0, 1.0, 0.0, tuple(samples), dense_alone=alone)
+
+    planner = Planner(measure, lambda: 0.0)
+    planner.decide("sparse", workload, 0.5)
+    planner.decide("dense", workload, 0.9)
+    return planner, {"sparse": workload, "dense": workload, "small": FUSED}
+
+
+@pytest.mark.parametrize(
+    ("alone", "are_fused", "pays"),
+    [(2.0, False, False), (2.6, False, True), (2.4, False, False), (2.4, True, True), (2.3, True, False), (None, False, True)],
+)
+def test_fused_layers_are_judged_together(alone: float | None, are_fused: bool, pays: bool) -> None:
+    """Three sparse passes of half a second and three dense ones among fused neighbours, against both layers alone."""
+    planner, layers = planner_of_two(0.5, alone)
+    assert planner.fusing_pays(layers, are_fused) is pays
+
+
+def test_layers_that_lose_together_are_decided_dense() -> None:
+    planner, layers = planner_of_two(0.5, 2.0)
+    assert planner.decisions["sparse"] == Decision(Passes(True, True, True), 1.5, 2.0)
+    planner.leave_dense(layers)
+    assert planner.decisions == {"sparse": Decision(DENSE, 2.0, 2.0)}
+
+
+@pytest.mark.parametrize(("alone", "sparse_layers"), [(1.0, 0), (4.0, 2)])
+def test_a_model_whose_fused_layers_lose_together_is_left_to_torch(
+    native: None, monkeypatch: pytest.MonkeyPatch, alone: float, sparse_layers: int
+) -> None:
+    """Each of its convolutions would gain among fused neighbours."""
+
+    def measure(workload: Workload, densities: Sequence[float]) -> Times:
+        samples = (Sample(round(d * workload.weights), 0.5, 0.5, 0.5, 0.0) for d in densities)
+        return Times(1.0, 1.0, 1.0, 0.0, tuple(samples), dense_alone=alone)
+
+    monkeypatch.setattr(planning, "LEAST_WORK", 0)
+    monkeypatch.setattr(timing, "measure", measure)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
+    sp = autosparse.sparsify(net, autosparse.AutoSparse(alpha=0.0, start_sparsity=0.7), epochs=1, steps_per_epoch=9)
+    sp.compute("auto")
+    optimizer = torch.optim.SGD(sp.param_groups(weight_decay=1e-4), lr=0.01)
+    sp.bind(optimizer)
+    for _ in range(2):
+        net(torch.randn(kernels.lanes(), 3, 8, 8)).square().mean().backward()
+        optimizer.step()
+    assert sum(len(plan.passes) == 3 for plan in sp.layer_plans()) == sparse_layers
+
+
 def test_dense_passes_among_fused_neighbours_need_the_gradient_in_their_order(native: None) -> None:
     torch.set_num_threads(1)
-    workload = Workload(Convolution(16, 16, (8, 8), 16, (3, 3), padding=(1, 1), images_last=True), False, threads=1, fused=True)
-    assert timing.measure(workload, SAMPLED_DENSITIES).dense_grad > 0
+    times = timing.measure(FUSED, SAMPLED_DENSITIES)
+    assert times.dense_grad > 0
+    assert times.dense_alone
 
 
 def test_the_threads_must_be_those_of_the_workload(native: None) -> None:

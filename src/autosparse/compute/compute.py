@@ -19,7 +19,7 @@ from autosparse.compute import fused_forward, reasons, routing
 from autosparse.compute.fusion import fused_convolutions
 from autosparse.compute.kept_times import KeptTimes
 from autosparse.compute.overrides import Override
-from autosparse.compute.planner import BFLOAT16, DENSE, FLOAT32, LEAST_WORK, Passes, Planner
+from autosparse.compute.planner import BFLOAT16, DENSE, FLOAT32, LEAST_WORK, Passes, Planner, Workload
 from autosparse.compute.proof import Proofs
 from autosparse.compute.tracing import Traces
 from autosparse.layer import Layer
@@ -27,6 +27,8 @@ from autosparse.layer import Layer
 MODES = ("auto", "dense", "sparse")
 SPARSE = Passes(True, True, True)
 NOTHING: Mapping[str, str] = {}
+# Convolutions that fused steps would take in, with whether they would compute with images last; found when first asked for.
+Fusible = Callable[[], dict[nn.Module, bool]]
 COUNTED = "dense compute with torch: the zeros are counted, not skipped"
 
 
@@ -119,9 +121,13 @@ class Compute:
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
             refused = self._proofs.refused_inside(model, "")
             fusible = cache(partial(fused_convolutions, model, self._traces, refused))  # only if a convolution may run sparse
-            for layer, density in zip(layers, present, strict=True):
-                if layer.name in self._shapes and routing.fits(layer):
-                    passes[layer.name] = self._choose(layer, density, rare, fusible)
+            planned_layers = [
+                (layer, density)
+                for layer, density in zip(layers, present, strict=True)
+                if layer.name in self._shapes and routing.fits(layer)
+            ]
+            passes = {layer.name: self._choose(layer, density, rare, fusible) for layer, density in planned_layers}
+            passes |= self._dense_where_fusing_loses([layer for layer, _ in planned_layers], passes, fusible)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
             known = (passes, self._shapes, self._precisions, planned)
@@ -163,20 +169,42 @@ class Compute:
             if record is not None and record.input_shape is not None:
                 routing.unwatch(layer)
 
-    def _choose(self, layer: Layer, density: float, rare: bool, fusible: Callable[[], dict[nn.Module, bool]]) -> Passes:
+    def _choose(self, layer: Layer, density: float, rare: bool, fusible: Fusible) -> Passes:
         assert self.planner is not None
         part = layer.parametrization
         entries = "active" if rare else part.gradient_entries
         mask_density = part.gradient_density(layer.weight()) if entries == "mask" else None
+        workload = self._workload(layer)
         try:
-            workload = routing.workload_of(layer, self._shapes[layer.name], self._records[layer.name].precision)
-            if self._fuses() and not workload.linear and self.planner.considers(workload, density):
-                images_last = fusible().get(layer.places[0].module)  # None: it is not fused
-                if images_last is not None:
-                    workload = workload.among_fused(images_last and workload.conv.images % kernels.lanes() == 0)
+            if self.planner.considers(workload, density):
+                workload = self._among_fused(layer, workload, fusible) or workload
             return self.planner.decide(layer.name, workload, density, entries, mask_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE
+
+    def _workload(self, layer: Layer) -> Workload:
+        return routing.workload_of(layer, self._shapes[layer.name], self._records[layer.name].precision)
+
+    def _among_fused(self, layer: Layer, workload: Workload, fusible: Fusible) -> Workload | None:
+        """None where it is not fused."""
+        images_last = fusible().get(layer.places[0].module) if self._fuses() and not workload.linear else None
+        if images_last is None:
+            return None
+        return workload.among_fused(images_last and workload.conv.images % kernels.lanes() == 0)
+
+    def _dense_where_fusing_loses(
+        self, layers: Sequence[Layer], passes: Mapping[str, Passes], fusible: Fusible
+    ) -> dict[str, Passes]:
+        """Dense passes for all layers that are fused together, where torch by itself is faster than the whole of them."""
+        assert self.planner is not None
+        if not any(any(each) for each in passes.values()):
+            return {}
+        fused = {layer.name: self._among_fused(layer, self._workload(layer), fusible) for layer in layers}
+        together = {name: workload for name, workload in fused.items() if workload is not None}
+        if self.planner.fusing_pays(together, are_fused=any(name in self._passes for name in together)):
+            return {}
+        self.planner.leave_dense(together)
+        return dict.fromkeys(together, DENSE)
 
     def _apply(self, passes: Mapping[str, Passes], layers: Sequence[Layer], model: nn.Module) -> None:
         """Override forwards where a pass is sparse, and release the others."""

@@ -19,6 +19,8 @@ from autosparse.kernels.geometry import Convolution
 MAX_SPARSE_DENSITY = 0.6
 # A combination must promise to be this much faster than the present one before it replaces it.
 HYSTERESIS = 0.05
+# The same for fusing a model at all: what joins branches, and the way in and out, is not measured.
+FUSING_GAIN = 0.1
 # A line through these predicts all densities that are planned for.
 SAMPLED_DENSITIES = (0.3, 0.05)
 # Multiply-adds of one dense pass. Below, even a layer of 90 % zeros gains less than 0.2 ms per step or loses by the cost of
@@ -117,6 +119,7 @@ class Times:
     operators: float  # what calling our operators adds to a step, compared with torch's own layer
     samples: tuple[Sample, ...]
     dense_grad: float = 0.0  # between fused neighbours: making the output's gradient for a dense pass, once for both
+    dense_alone: float | None = None  # the layer and the steps around it in torch; None where none are fused with it
 
     def dense(self, part: str) -> float:
         return float(getattr(self, f"dense_{part}"))
@@ -208,8 +211,30 @@ class Planner:
             present = present._replace(weight=False)
         if present is not None and cost(best) > (1 - HYSTERESIS) * cost(present):
             best = present
-        self.decisions[layer] = Decision(best, cost(best), cost(DENSE))
+        self.decisions[layer] = Decision(best, cost(best), cost(DENSE) if times.dense_alone is None else times.dense_alone)
         return best
+
+    def fusing_pays(self, layers: Mapping[str, Workload], are_fused: bool) -> bool:
+        """Whether layers that are fused together are faster, as they were decided, than torch by itself.
+
+        Between fused neighbours a dense pass needs sweeps of its own: a layer may gain by its zeros where the whole loses.
+        """
+        ours, dense = 0.0, 0.0
+        for layer, workload in layers.items():
+            if workload.work >= LEAST_WORK:
+                times = self.times(workload)
+                if times.dense_alone is None:  # measured by an older version
+                    return True
+                ours += self.decisions[layer].seconds if layer in self.decisions else times.cost(DENSE, 0, None)
+                dense += times.dense_alone
+        return ours <= dense * (1 - (HYSTERESIS if are_fused else FUSING_GAIN))
+
+    def leave_dense(self, layers: Iterable[str]) -> None:
+        """These layers run dense, whatever was decided for each of them."""
+        for layer in layers:
+            if layer in self.decisions:
+                dense = self.decisions[layer].dense_seconds
+                self.decisions[layer] = Decision(DENSE, dense, dense)
 
     def add_times(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take in what was measured elsewhere, in plain values; what is known here stays."""

@@ -114,4 +114,5 @@ def _gradients(outputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Ten
         if source.numel() == 1
     ]
     others = [gradient for source, gradient in zip(sources, gradients, strict=True) if source.numel() != 1]
-    return [*others, torch.cat(numbers)] if numbers else others
+    together = [torch.cat(numbers)] if numbers else []
+    return [*others, *together]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from autosparse.compute.planner import BFLOAT16, Workload
 from autosparse.kernels import dense, normalise, passes
@@ -76,7 +77,24 @@ class LayerCalls:
             dense.conv2d_weight_gradient(grad, normalise.materialise(self.source), cast, self.geometry).float()
 
         # the gradient of the raw result serves both dense passes
-        return {"forward": forward, "input": of_input, "weight": of_weight, "grad": lambda: normalise.materialise(self.of_raw)}
+        calls = {"forward": forward, "input": of_input, "weight": of_weight, "grad": lambda: normalise.materialise(self.of_raw)}
+        return {**calls, "alone": self._alone(weight, cast)}
+
+    def _alone(self, weight: Tensor, cast: Tensor) -> Callable[[], None]:
+        """Convolution, batch norm and ReLU as torch computes them, and their gradients."""
+        x, grad = (normalise.in_order(tensor, images_last=False) for tensor in (self.x, self.grad))
+        scale, offset = (torch.ones(len(weight), requires_grad=True) for _ in range(2))
+
+        def step() -> None:
+            raw = dense.conv2d(x, weight.to(cast.dtype), None, self.geometry).requires_grad_()
+            with torch.enable_grad():
+                result = F.batch_norm(raw, None, None, scale, offset, training=True).relu_()
+            of_raw = torch.autograd.grad(result, (raw, scale, offset), grad)[0]
+            of_weight = dense.conv2d_gradients(of_raw, x, cast, self.geometry, True, True)[1]
+            assert of_weight is not None
+            of_weight.float()
+
+        return step
 
     def sparse(self, layout: Layout, weight: Tensor) -> tuple[int, Calls]:
         """The non-zeros of a weight, and our passes with it: those of torch, "compress" and perhaps "both".
