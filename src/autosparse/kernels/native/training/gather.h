@@ -68,9 +68,9 @@ struct Part {
 
 template <class Multiplier>
 Part largest_of_tile(int64_t rows, int64_t cols) {
-    const int64_t pieces = divide_up(cols, kMaxVectors);
+    const int64_t pieces = divide_up(cols, kMaxTile<Multiplier>);
     const int64_t across = pieces == 1 ? cols : StagedSums<Multiplier>::columns(divide_up(cols, pieces));
-    return {smaller(rows, larger(1, kMaxVectors / StagedSums<Multiplier>::columns(across))), across};
+    return {smaller(rows, larger(1, kMaxTile<Multiplier> / StagedSums<Multiplier>::columns(across))), across};
 }
 
 // The sums of a packed tile's block of input channels, output channels [begin, end): kept for the next block, or after the

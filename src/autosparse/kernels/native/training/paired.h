@@ -164,9 +164,9 @@ struct TileLoops<Paired, kRows, kCols> {
         for (int64_t row = 0; row < rows; ++row) {
             TwoPixels::Vec sum[kRows][kDoubles];
             const TwoPixels::Vec first = TwoPixels::broadcast(bias != nullptr && start == nullptr ? bias[row] : 0.0f);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int j = 0; j < kDoubles; ++j) {
                     sum[i][j] = start == nullptr ? first : StagedSums<Paired>::run(start + row * kChannel, i, 2 * j, kCols);
                 }
@@ -177,9 +177,9 @@ struct TileLoops<Paired, kRows, kCols> {
                 std::memcpy(&both, pair->weight, sizeof both);
                 const __m512i weight = _mm512_set1_epi32(both);
                 const Bfloat16 *x = tile + pair->offset[0], *y = tile + pair->offset[1];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int i = 0; i < kRows; ++i, x += row_pitch, y += row_pitch) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (int j = 0; j < kDoubles; ++j) {
                         __m512i one = _mm512_loadu_si512(x + 2 * j * kLanes), other = _mm512_loadu_si512(y + 2 * j * kLanes);
                         asm("" : "+v"(one));
@@ -190,9 +190,9 @@ struct TileLoops<Paired, kRows, kCols> {
                 }
             }
             float* to = sums + row * kChannel;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int j = 0; j < kDoubles; ++j, to += 2 * kLanes) {
                     _mm512_store_ps(to, sum[i][j].low);
                     _mm512_store_ps(to + kLanes, sum[i][j].high);

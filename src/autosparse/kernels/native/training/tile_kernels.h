@@ -11,8 +11,7 @@
 // more was not faster.
 constexpr int kMaxVectors = 8;
 
-// Largest tile with images last, in vectors: with 32 registers the weight gradient keeps more of a row at hand. Other sums
-// are made in parts of at most kMaxVectors.
+// Largest tile with images last, in vectors: with 32 registers more of a row stays at hand.
 template <class Simd>
 constexpr int kMaxTile = Simd::lanes < 16 ? kMaxVectors : 16;
 
@@ -161,7 +160,7 @@ private:
     template <int kIndex>
     static constexpr Multiply multiply_at() {
         constexpr int rows = kIndex / kMost + 1, cols = kIndex % kMost + 1;
-        if constexpr (rows * cols <= kMaxVectors) {
+        if constexpr (rows * StagedSums<Simd>::columns(cols) <= kMost) {
             return TileLoops<Simd, rows, cols>::multiply;
         } else {
             return nullptr;
