@@ -73,17 +73,21 @@ lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt uv
 	$(BIN)/python build_backend/lock.py
 
-# Each version gets an environment of its own in build; other builds of torch bring several GB of CUDA with them.
+# Each version gets an environment of its own in build; other builds of torch bring several GB of CUDA with them. What is
+# skipped is listed with its reason.
 TORCHES ?= 2.13.0 2.15.0
-torch-range:
+IN_RANGE := tests/test_functional.py $(addprefix tests/,sparsifier every_method compute kernels serving training)
+torch-range: $(STAMP)
 	@for version in $(TORCHES); do \
-		python3 -m venv build/torch-$$version && \
-		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[app]" pytest pytest-xdist hypothesis && \
-		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not chaos" \
-			tests/sparsifier tests/every_method tests/compute tests/kernels tests/serving tests/training \
+		echo "torch $$version: installing into build/torch-$$version"; \
+		$(BIN)/python -m venv build/torch-$$version && \
+		build/torch-$$version/bin/python -m pip install --quiet "torch==$$version" -e ".[app,transformers]" pytest pytest-xdist hypothesis && \
+		OMP_NUM_THREADS=1 build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
+			-m "not slow and not chaos" $(IN_RANGE) \
 		|| { echo "torch $$version: FAILED"; exit 1; }; \
 		echo "torch $$version: passed"; \
-	done
+	done; \
+	echo "passed with torch $(TORCHES)"
 
 notebooks: $(KERNELS)
 	$(BIN)/python notebooks/run.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,7 @@ One thread, in processor time; `python -m tests.zoo.times --precision bfloat16` 
 | network | plain step, ms | ramp | target | plain MB | ramp, copies | target, copies | plain call, ms | deployed |
 |---|---|---|---|---|---|---|---|---|
 """
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of terminals, in messages of torch
 MOST, WHEN = 1.05, ("in the ramp", "at the target")
 LATER_HEAD = """
 ## Chosen last
@@ -187,7 +189,7 @@ def _time_row(name: str, times: dict[str, Any]) -> str:
 
 def _plain(text: str, most: int = 300) -> str:
     """One line that Markdown leaves alone."""
-    line = " ".join(text.split()).replace("|", "/").replace("<", "&lt;").replace("_", r"\_").replace("*", r"\*")
+    line = " ".join(COLOUR.sub("", text).split()).replace("|", "/").replace("<", "&lt;").replace("_", r"\_").replace("*", r"\*")
     return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " ..."
 
 

@@ -188,6 +188,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_lists_begin_after_an_empty_line() -> None:
+    """Without one the site prints `- this - and that` as one paragraph; only a heading may stand right above."""
+    item, broken = re.compile(r"[-*] |\d+\. "), []
+    for page in sorted(DOCS.rglob("*.md")):
+        text = FENCE.sub("code", page.read_text(encoding="utf-8"))
+        for block in re.split(r"\n\s*\n", text):
+            lines = [line for line in block.strip("\n").splitlines() if not line.startswith("#")]
+            if lines and not item.match(lines[0].lstrip()) and not lines[0].startswith(" "):
+                broken += [f"{page.relative_to(ROOT)}: {line}" for line in lines if item.match(line)]
+    assert not broken, "\n".join(broken)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     """Those of methods and results are added by docs/navigation.py."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

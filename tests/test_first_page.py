@@ -62,6 +62,16 @@ def test_all_panels_can_be_filled_in() -> None:
     assert "e+" not in drawn
 
 
+def test_no_words_of_the_chart_are_cut_off() -> None:
+    content = json.loads(HEADLINE["SOURCE"].read_text(encoding="utf-8"))
+    small = re.findall(r'class="small"[^>]*>([^<]*)<', HEADLINE["drawing"](content))
+    # in the widest of the fonts a letter takes 10, a small one 7.8
+    assert max(len(panel["title"]) for panel in content["panels"]) * 10 <= HEADLINE["WIDTH"]
+    assert max(map(len, small)) * 7.8 <= HEADLINE["WIDTH"]
+    for panel in content["panels"][:2]:
+        assert f"{panel['machine']} {panel['command']}" in " ".join(small)
+
+
 def test_six_rows_each_with_a_command_that_exists() -> None:
     assert len(rows()) == 6
     verbs = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -83,6 +93,17 @@ def test_every_figure_is_one_that_was_measured(row: list[str]) -> None:
 def test_the_papers_of_the_project_have_no_broken_link() -> None:
     checker = runpy.run_path(str(ROOT / "docs" / "check_links.py"))
     assert checker["broken_in_papers"]() == []
+
+
+def test_options_of_commands_stay_whole_on_the_site() -> None:
+    marked = runpy.run_path(str(ROOT / "docs" / "navigation.py"))["on_page_content"]
+    kept = '<span class="option">{}</span>'.format
+    assert marked("<p>by <code>a --b c-d</code> or <code>-m</code></p>") == (
+        f"<p>by <code>a {kept('--b')} c-d</code> or <code>{kept('-m')}</code></p>"
+    )
+    assert marked('<span class="go">a --b=1</span>') == f'<span class="go">a {kept("--b")}=1</span>'
+    untouched = "<pre><span></span><code>a --b\n</code></pre> --c"
+    assert marked(untouched) == untouched
 
 
 def test_a_broken_link_of_the_site_is_found(tmp_path: Path) -> None:

@@ -32,6 +32,17 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "--json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", [*cli.VERBS, *(f"bench {name}" for name in cli.bench.BENCHMARKS)])
+def test_examples_of_the_help_are_lines_to_copy(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = cli.bench.BENCHMARKS[verb.split()[1]] if " " in verb else cli.VERBS[verb]
+    assert run(*verb.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    commands = [" ".join(line.split()) for line in shown.replace("\\\n", "").splitlines()]
+    for example in (line.strip() for line in (module.__doc__ or "").splitlines() if line.startswith("  ")):
+        assert example in commands
+
+
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"autosparse {metadata.version('autosparse')}\n"

@@ -44,7 +44,8 @@ def test_one_method_is_described_in_full(capsys: pytest.CaptureFixture[str]) -> 
     assert [one["name"] for one in json.loads(shown(capsys, "rigl", "--json"))] == ["rigl"]
 
 
-def test_authors_are_shortened_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_authors_are_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys)
-    assert "Vanderschueren and De ...\n" in text
-    assert "Feather (BMVC 2023)\n" in text
+    for names in ("Vanderschueren et al.", "Glentis Georgoulakis et al.", "Feather (BMVC 2023)", "Dettmers and Zettlemoyer"):
+        assert f" {names}\n" in text
+    assert "..." not in text

@@ -27,6 +27,7 @@ def test_the_default_in_short(tmp_path: Path) -> None:
     ):
         assert word in done.stdout
     assert "digits-autotune" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80  # of a terminal
     assert (tmp_path / "runs" / "digits" / "report" / "report.html").exists()
 
 

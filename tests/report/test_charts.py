@@ -103,6 +103,12 @@ def test_labels_are_unique(keys: list[tuple[str, int, str]]) -> None:
     assert all(label.startswith(name) for label, (name, _, _) in zip(shown, keys, strict=True))
 
 
+def test_a_dense_run_beside_the_sparse_one_is_called_dense() -> None:
+    info: dict[str, Any] = {"name": "digits", "seed": 0, "status": "running"}
+    recipes: list[dict[str, Any]] = [{"method": {"name": "autosparse"}}, {"method": {"name": "dense"}}]
+    assert labels([Run(Path("x"), recipe, info, [], None) for recipe in recipes]) == ["digits", "digits, dense"]
+
+
 @given(st.integers(0, 3000))
 def test_thinning_keeps_the_ends(count: int) -> None:
     xs, ys = thinned(list(range(count)), [float(value) for value in range(count)])

@@ -30,6 +30,11 @@ def test_the_page_is_made_from_the_results() -> None:
     assert (ROOT / "docs" / "zoo.md").read_text(encoding="utf-8") == table()["page"](results())
 
 
+def test_messages_of_torch_lose_their_colours() -> None:
+    assert table()["_plain"]("\x1b[96mstep 1/3\x1b[0m of `a_b`") == r"step 1/3 of `a\_b`"
+    assert "\x1b" not in table()["page"](results())
+
+
 def test_every_cell_is_green_or_says_why() -> None:
     for record in results()["records"]:
         assert record["green"] == (not record["failures"]), record["member"]

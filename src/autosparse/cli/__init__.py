@@ -12,6 +12,7 @@ import typer
 from autosparse import __version__
 from autosparse.cli import bench, compare, docs, env, export, flops, methods, paper, predict, recipes, report, train
 from autosparse.cli import eval as eval_verb
+from autosparse.cli.options import help_of
 from autosparse.common.output import unbreakable_output
 
 # What the library raises for bad input (pydantic's errors are ValueErrors); anything else is a bug: traceback.
@@ -32,7 +33,7 @@ VERBS: dict[str, ModuleType] = {
     **{"docs": docs, "env": env, "flops": flops, "methods": methods, "recipes": recipes, "report": report},
 }
 for name, verb in VERBS.items():
-    app.command(name, help=verb.__doc__)(verb.run)
+    app.command(name, help=help_of(verb))(verb.run)
 app.add_typer(bench.app, name="bench")
 
 

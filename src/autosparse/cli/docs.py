@@ -1,6 +1,10 @@
 """List the pages of the documentation, or print one.
 
-Examples: `autosparse docs`, `autosparse docs get-started`, `autosparse docs faq | less`.
+Examples:
+
+  autosparse docs get-started
+
+  autosparse docs faq | less
 """
 
 from __future__ import annotations

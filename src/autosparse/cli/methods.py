@@ -36,8 +36,9 @@ def run(
 
 
 def authors(reference: str) -> str:
-    """Who stands before the title, in whole words."""
-    return textwrap.shorten(reference.partition(",")[0].partition(" with ")[0], AUTHORS, placeholder=" ...")
+    """Who stands before the title, or the first of them where all do not fit."""
+    names = reference.partition(",")[0].partition(" with ")[0]
+    return names if len(names) <= AUTHORS else f"{names.partition(' and ')[0]} et al."
 
 
 def about(one: About) -> str:

@@ -1,10 +1,16 @@
-"""Options that several verbs share, and values with commas between."""
+"""Help with examples to copy, options that several verbs share, and values with commas between."""
 
 from __future__ import annotations
+
+import re
+import textwrap
+from types import ModuleType
 
 import typer
 
 from autosparse.common.allowed import allow
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 # The verbs need not look at it: the packages are allowed when the option is read.
 ALLOW_CODE = typer.Option(
@@ -14,6 +20,19 @@ ALLOW_CODE = typer.Option(
     callback=allow,
     help="Let the recipe or run use code of this package; repeatable. See SECURITY.md.",
 )
+
+
+def help_of(verb: ModuleType) -> str:
+    """The file's docstring with its examples, the indented paragraphs, as lines that a shell takes as they are printed."""
+    paragraphs = (verb.__doc__ or "").split("\n\n")
+    return "\n\n".join(kept_as_typed(one) if one.startswith("  ") else one for one in paragraphs)
+
+
+def kept_as_typed(example: str) -> str:
+    """A command whose lines the help must not break by itself: \\b tells it so."""
+    glued = re.sub(r"(--[\w-]+) (?=[^-])", rf"\1{NO_BREAK}", example.strip())  # an option and its value stay together
+    lines = textwrap.wrap(glued, 72, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+    return "  \b\n" + " \\\n".join(lines).replace(NO_BREAK, " ")
 
 
 def words(text: str | None) -> list[str]:

@@ -1,6 +1,10 @@
 """List the recipes, or show one.
 
-Examples: `autosparse recipes`, `autosparse recipes digits`, `autosparse recipes digits --copy mine.yaml`.
+Examples:
+
+  autosparse recipes digits
+
+  autosparse recipes digits --copy mine.yaml
 """
 
 import shutil

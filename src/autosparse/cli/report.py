@@ -1,7 +1,12 @@
 """Write a report of one run, of several side by side, or of a comparison: report.html and PNG figures.
 
-Examples: autosparse report runs/digits --open; autosparse report runs/compare-digits;
-autosparse report runs/digits runs/digits-rigl --out runs/compared
+Examples:
+
+  autosparse report runs/digits --open
+
+  autosparse report runs/compare-digits
+
+  autosparse report runs/digits runs/digits-rigl --out runs/compared
 """
 
 import webbrowser

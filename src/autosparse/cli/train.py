@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from autosparse.recipes.recipe import Recipe
 
 DEFAULT = "digits"
+WIDTH = 80  # of a terminal
 
 
 def run(
@@ -111,10 +113,11 @@ def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
     if not recipe.dense:
         lines += [
             f"  {'sparsity':<15} {result['sparsity']:.2%}   of the weights in {len(result['layers'])} layers are zero",
-            f"  {'Train F':<15} {result['train_fraction']:.3f}    multiply-adds spent in training, of those of a dense run",
+            f"  {'Train F':<15} {result['train_fraction']:.3f}    multiply-adds spent in training, of a dense run's",
             f"  {'Test F':<15} {result['test_fraction']:.3f}    multiply-adds of one prediction, of the dense model's",
         ]
         lines += speed_lines(result)
+    lines = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 27) or [""]]
     lines += ["", f"  {'model':<15} {folder / 'model.safetensors'}"]
     page = folder / "report" / "report.html"
     if page.exists():
@@ -151,7 +154,8 @@ def next_steps(recipe: Recipe, folder: Path) -> list[str]:
             ("autosparse train digits-autotune", "alpha found from a few dense epochs: Algorithm 1 of the paper"),
             ("autosparse train --set method.target_sparsity=0.95 --out runs/95", "more zeros"),
             ("autosparse compare digits --methods autosparse,str,rigl --sparsity 0.8", "methods side by side"),
-            ("autosparse recipes", "CIFAR-10, Fashion-MNIST, ImageNet, translation; your own data: `autosparse docs data`"),
+            ("autosparse recipes", "CIFAR-10, Fashion-MNIST, ImageNet, translation"),
+            ("autosparse docs data", "your own data"),
         ]
     else:
         steps += [
@@ -159,5 +163,4 @@ def next_steps(recipe: Recipe, folder: Path) -> list[str]:
             (f"autosparse report {folder}", "the page with figures"),
         ]
     steps.append(("autosparse docs get-started", "three lines for your own training loop"))
-    width = max(len(command) for command, _ in steps)
-    return [f"  {command:<{width}}  {why}" for command, why in steps]
+    return [line for command, why in steps for line in (f"  {command}", f"      {why}")]

@@ -40,7 +40,7 @@ class Feather(FeatherThreshold, AutoSparse):
         family="fixed budget",
         pruned_gradient="theta * G, theta 1 or 0.5",
         train_flops="2 f_S + f_D",
-        reference="Glentis Georgoulakis, Retsinas and Maragos, Feather: An Elegant Solution to Effective DNN Sparsification, "
+        reference="Glentis Georgoulakis et al., Feather: An Elegant Solution to Effective DNN Sparsification, "
         "BMVC 2023, arXiv 2310.02448",
     )
 

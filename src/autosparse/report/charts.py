@@ -125,12 +125,13 @@ Chart = LineChart | RowChart | PointChart
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A unique name per run: the recipe's, with the seed, the folder or a number where that is needed."""
+    """A unique name per run: the recipe's, with "dense", the seed, the folder or a number where that is needed."""
     names = [run.name for run in runs]
+    twins = [f"{run.name}, dense" if run.is_dense else run.name for run in runs]
     seeded = [f"{run.name}, seed {run.info.get('seed', '?')}" for run in runs]
     placed = [f"{run.name} ({run.folder.resolve().name})" for run in runs]
     numbered = [f"{run.name} ({place})" for place, run in enumerate(runs, start=1)]
-    for candidate in (names, seeded, placed):
+    for candidate in (names, twins, seeded, placed):
         if len(set(candidate)) == len(runs):
             return candidate
     repeated = Counter(names)
