@@ -139,6 +139,26 @@ def test_what_eight_bits_cannot_hold_is_float32_before_anything_is_measured(meas
     assert off(model, deployed, x) < 1e-4
 
 
+def test_a_score_keeps_the_layer_that_eight_bits_cannot_hold_in_float32() -> None:
+    model, batches = net(), pictures()
+    with torch.no_grad():
+        model.narrow[1].bias[0] = -100.0  # a dead channel, with weights so large that all others become zeros
+        model.after.weight[:, 0] = 1000.0
+        model.head.bias -= torch.cat([model(batch) for batch in batches]).mean(0)
+    assert "float32 is used" in int8(model).notes[0]
+
+    def score(candidate: nn.Module) -> float:
+        return -off(model, candidate, batches[0])
+
+    kept = autosparse.deploy(
+        model, batches[0][:1], threads=1, precision="int8", calibration=batches, evaluate=score, max_drop=0.2
+    )
+    layers = {layer.name: layer.precision for layer in kept.layers(batches[0])}
+    assert layers["after"] == "float32"
+    assert layers["stem.0"] == "int8"
+    assert score(kept) > -0.2
+
+
 def test_a_refused_int8_is_saved_as_float32(tmp_path: Path) -> None:
     x = pictures()[1]
     deployed = int8(net(), [*pictures(), 1e5 * x])
