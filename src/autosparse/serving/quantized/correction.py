@@ -88,7 +88,8 @@ def corrections(graph: fx.GraphModule, narrow: Narrow, batches: Sequence[list[Te
     """By layer and channel, what its bias lacks in eight bits: the mean of what rounding took, layer after layer."""
     totals: dict[fx.Node, Tensor] = {}
     samples = 0
-    for tensors in batches:
+    for batch in batches:
+        tensors = _few(batch)
         plain = _Means(graph, narrow.layers)
         plain.run(*(tensor.clone() for tensor in tensors))
         count = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
@@ -98,6 +99,12 @@ def corrections(graph: fx.GraphModule, narrow: Narrow, batches: Sequence[list[Te
         if samples >= ENOUGH_SAMPLES:
             break
     return {node: [float(f"{off:.{DIGITS}g}") for off in (total / max(samples, 1)).tolist()] for node, total in totals.items()}
+
+
+def _few(batch: list[Tensor]) -> list[Tensor]:
+    """Enough samples of a batch."""
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in batch}
+    return [tensor[:ENOUGH_SAMPLES] for tensor in batch] if len(sizes) == 1 and None not in sizes else batch
 
 
 def _lacking(
