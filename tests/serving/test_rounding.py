@@ -109,11 +109,11 @@ def test_torch_says_what_the_engine_will_compute(monkeypatch: pytest.MonkeyPatch
         return said[-1]
 
     monkeypatch.setattr(capture, "rounding_difference", listen)
-    deployed = int8(net())
-    assert deployed.prepared is not None
-    found = deployed.prepared.served.route.calibration.difference
-    assert said[0] == pytest.approx(found, rel=0.02)
-    assert found > 1e-4
+    model = net()
+    deployed = int8(model)
+    assert said[0] == pytest.approx(deployed.difference, rel=0.02)
+    assert deployed.difference == pytest.approx(off(model, deployed, pictures()[0][:1]), rel=1e-3)
+    assert deployed.difference > 1e-4
 
 
 def test_corrected_biases_are_saved(tmp_path: Path) -> None:
@@ -122,6 +122,7 @@ def test_corrected_biases_are_saved(tmp_path: Path) -> None:
     with no_clock():
         again = autosparse.load_deployed(tmp_path / "saved", Constant())
     assert torch.equal(again(x), deployed(x))
+    assert again.difference == deployed.difference
     rewrite(tmp_path / "saved", lambda content: content["quantization"].pop("corrections"))  # as earlier releases wrote it
     earlier = autosparse.load_deployed(tmp_path / "saved", Constant())
     assert not torch.allclose(earlier(x), deployed(x), rtol=0.1)
@@ -137,6 +138,7 @@ def test_what_eight_bits_cannot_hold_is_float32_before_anything_is_measured(meas
     assert deployed.prepared is not None
     assert deployed.prepared.served.route.name == "graph"
     assert off(model, deployed, x) < 1e-4
+    assert deployed.difference < 1e-4
 
 
 def test_a_score_keeps_the_layer_that_eight_bits_cannot_hold_in_float32() -> None:
