@@ -293,6 +293,11 @@ def quantization(content: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def first_correction(content: dict[str, Any]) -> list[float]:
+    found: list[float] = next(iter(quantization(content)["corrections"].values()))
+    return found
+
+
 REFUSED: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda content: content.pop("quantization"), "int8 needs one"),
     (lambda content: content.update(precision="float32"), "belongs to int8"),
@@ -302,6 +307,8 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda content: quantization(content)["ranges"].update({":x": [0.0]}), "quantization.ranges"),
     (lambda content: quantization(content)["ranges"].update({":x": [0.0, 1e999]}), "quantization.ranges"),
     (lambda content: quantization(content)["ranges"].clear(), r"another model \(no range of"),
+    (lambda content: quantization(content)["corrections"].update({":x": [1e999]}), "quantization.corrections"),
+    (lambda content: first_correction(content).pop(), r"another model \(the correction of .* is for 15 channels, it has 16"),
     (lambda content: quantization(content).update(keep="all"), "quantization.keep"),
     (lambda content: quantization(content).update(more=1), "quantization.more"),
     (lambda content: blocks(content)["blocks"].update({"0": [0, 4]}), "choices"),

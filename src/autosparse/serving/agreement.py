@@ -17,6 +17,10 @@ NARROW_TOLERANCE = {"int8": 0.5, "bfloat16": 0.1}
 DEEPEST = 32  # of objects inside objects, which may refer to each other
 
 
+class DiffersError(RuntimeError):
+    """A way to compute a model that computes something else."""
+
+
 def agree(result: Any, expected: Any, tolerance: float = TOLERANCE, depth: int = 0) -> bool:
     """Whether two results have the same structure and nearly the same numbers, in containers, dataclasses and caches too."""
     if result is expected or depth > DEEPEST:
@@ -40,6 +44,11 @@ def difference(result: Any, expected: Any) -> float:
     """By how much two results of one structure differ: the largest, over their tensors, of length over expected length."""
     pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True)
     return max((relative(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)), default=0.0)
+
+
+def by_how_much(off: float) -> str:
+    """A difference in words."""
+    return f"its outputs differ by {100 * off:.2g} % of their length on the example"
 
 
 def relative(result: Tensor, expected: Tensor) -> float:

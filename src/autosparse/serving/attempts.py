@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autosparse.kernels.library import Engine
-from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, agree, difference
+from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, DiffersError, agree, by_how_much, difference
 from autosparse.serving.capture import one_line
 from autosparse.serving.choices import Choice, Choices
 from autosparse.serving.copies import working_copy
@@ -51,10 +51,7 @@ class Served:
     in_torch: list[LayerChoice]
     layers: int
     state: Mapping[str, Tensor | PlainRows]  # of what became integers no float32 copy is kept
-
-
-class DiffersError(RuntimeError):
-    """A way that computes something else."""
+    quantization: Quantization | None = None  # None where it was asked for and computed something else
 
 
 def serve(
@@ -65,21 +62,45 @@ def serve(
     remembered: Route | None,
     quantization: Quantization | None = None,
 ) -> Served:
-    """The model served in the first way that works; remembered choices that do not fit the model are a ForgottenError."""
+    """The model served in the first way that works; remembered choices that do not fit the model are a ForgottenError.
+
+    Where fewer bits compute something else, float32 is next: nothing is gained by trying every part of the model in them.
+    """
     copied, _ = working_copy(model)
     expected = _run(copied, example)
-    notes = [] if remembered is None else list(remembered.notes)
-    for name in _routes(copied, notes) if remembered is None else [remembered.name]:
-        choices = Choices(None if remembered is None else remembered.choices)
-        calibration = Calibration() if remembered is None else remembered.calibration
-        preparation = Preparation(
-            engine, threads, weights_in_caches(model), choices, quantization=quantization, calibration=calibration
-        )
+    preparation = Preparation(engine, threads, weights_in_caches(model), Choices(), quantization=quantization)
+    if remembered is not None:
+        return _again(model, example, expected, remembered, preparation)
+    try:
+        return _first(model, example, expected, preparation, [])
+    except DiffersError as error:
+        assert quantization is not None
+        note = f"float32 is used, since in {quantization.precision} {error}"
+        return _first(model, example, expected, replace(preparation, quantization=None), [note])
+
+
+def _again(model: nn.Module, example: Example, expected: Any, remembered: Route, preparation: Preparation) -> Served:
+    """Served as before."""
+    preparation = replace(preparation, choices=Choices(remembered.choices), calibration=remembered.calibration)
+    try:
+        return _attempt(remembered.name, model, example, expected, preparation, list(remembered.notes))
+    except (CannotCaptureError, DiffersError) as error:
+        raise ForgottenError(f"it cannot be served as {remembered.name!r}: {error}") from None
+
+
+def _first(model: nn.Module, example: Example, expected: Any, preparation: Preparation, notes: list[str]) -> Served:
+    """Served in the first way that works; in fewer bits than float32 a way that differs is a DiffersError."""
+    for name in _routes(model, notes):
+        fresh = replace(preparation, choices=Choices(), calibration=Calibration(), reasons={})
         try:
-            return _attempt(name, model, example, expected, preparation, notes)
-        except (CannotCaptureError, DiffersError) as error:
+            return _attempt(name, model, example, expected, fresh, notes)
+        except CannotCaptureError as error:
             notes += _notes(name, error)
-    raise ForgottenError(f"it cannot be served as {name!r}: {notes[-1]}")  # the last way to measure is the model itself
+        except DiffersError as error:
+            if preparation.quantization is not None:
+                raise
+            notes += _notes(name, error)
+    raise AssertionError("the last way is the model itself")
 
 
 def _routes(model: nn.Module, notes: list[str]) -> Iterator[str]:
@@ -118,10 +139,10 @@ def _attempt(
     in_torch = layers_in_torch(layers, module, preparation)
     route = Route(name, preparation.choices.taken, notes, calibration)
     if narrow is None or narrow.precision != "int8":
-        return Served(module, route, in_torch, len(layers), state)
+        return Served(module, route, in_torch, len(layers), state, narrow)
     kept = without_floats(state, layers, held, module, {row.name for row in in_torch})
     forget_replaced(copied, module)
-    return Served(module, route, in_torch, len(layers), kept)
+    return Served(module, route, in_torch, len(layers), kept, narrow)
 
 
 def _compare(module: nn.Module, example: Example, expected: Any, tolerance: float) -> float:
@@ -129,11 +150,11 @@ def _compare(module: nn.Module, example: Example, expected: Any, tolerance: floa
     try:
         result = _run(module, example)
         same = agree(result, expected, tolerance)
-        off = difference(result, expected) if same else 0.0
+        off = difference(result, expected)
     except Exception as error:  # a model that looks into its layers may find others there
         raise DiffersError(one_line(error)) from error
     if not same:
-        raise DiffersError("its outputs differ")
+        raise DiffersError(by_how_much(off) if off > tolerance else "its outputs have other structures, shapes or values")
     return off
 
 

@@ -49,6 +49,11 @@ class Deployed(nn.Module):
         super().train(False)
         _LIVE.add(self)
 
+    @property
+    def difference(self) -> float:
+        """By how much its outputs differ from the plain model's on the example, as a fraction of their length."""
+        return 0.0 if self.prepared is None else self.prepared.served.route.calibration.difference
+
     def use_one_thread(self) -> None:
         """In a forked child, which has none of its parent's OpenMP threads."""
         self.threads = 1

@@ -26,7 +26,7 @@ from autosparse.serving.quantized.calibration import Quantization, quantization_
 from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
 from autosparse.serving.quantized.sensitivity import within
-from autosparse.serving.reasons import sentence
+from autosparse.serving.reasons import listed, sentence
 
 # A difference from the plain model, as a fraction of the output's length, that users should know of.
 MUCH = 0.1
@@ -81,13 +81,14 @@ def prepare(
             notes.append(f"all layers run in dense torch: {library.why_not()}")
         elif served.in_torch:
             notes.append(sentence(served.in_torch, served.layers))
-        if quantization is not None and engine is not None:
-            notes += _about(served, engine, quantization.precision)
+        used = served.quantization
+        if used is not None and engine is not None:
+            notes += _about(served, engine, used.precision)
         examples = _positional(model, example)
         deployed = deployed_class(served.module)(served.module, examples, engine, threads, notes)
         instruction_set = engine.instruction_set if engine else None
-        precision = "float32" if quantization is None else quantization.precision
-        keep = frozenset() if quantization is None else quantization.keep
+        precision = "float32" if used is None else used.precision
+        keep = frozenset() if used is None else used.keep
         deployed.prepared = Prepared(served, describe(example), threads, instruction_set, precision, keep)
     for note in notes:
         if note != BY_DESIGN:  # nothing to warn of
@@ -101,12 +102,13 @@ def _about(served: Served, engine: Engine, precision: str) -> list[str]:
         return ["this processor multiplies no bfloat16 (avx512_bf16): float32 is used"]
     if writes_tokens(served.module):
         return [f"linear layers are not in {precision}, since tokens are written one at a time: layers() says more of each"]
+    refused, off = served.route.calibration.refused, served.route.calibration.difference
+    notes = [f"{listed(refused)} stays in float32, since in {precision} it computes something else"] if refused else []
     if not any(isinstance(part, ByteRegion | ByteLinear) for part in served.module.modules()):
-        return [f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be"]
-    off = served.route.calibration.difference
-    if off > MUCH:
-        return [f"on the example {precision} differs from the plain model by {off:.1%} of the output's length"]
-    return []
+        notes.append(f"no layer is computed in {precision}: float32 was faster, or nothing in the model can be")
+    elif off > MUCH:
+        notes.append(f"on the example {precision} differs from the plain model by {off:.1%} of the output's length")
+    return notes
 
 
 def check(model: nn.Module, example: Example, threads: int | None) -> None:

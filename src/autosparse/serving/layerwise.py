@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, agree
+from autosparse.serving.agreement import NARROW_TOLERANCE, TOLERANCE, DiffersError, agree, by_how_much, difference
 from autosparse.serving.capture import Captured
 from autosparse.serving.example import Example
 from autosparse.serving.kinds import as_linear, is_convolution, is_linear
@@ -180,19 +180,39 @@ def _replace_parts(module: nn.Module, prefix: str, observed: Observed, preparati
 
 
 def _part(module: nn.Module, name: str, example: Example, preparation: Preparation, model: nn.Module) -> Captured | None:
-    """A captured part that computes the same and gains something; else None."""
+    """A captured part that computes the same and gains something, in float32 if eight bits are too few; else None."""
+    refused = preparation.calibration.refused
+    if preparation.quantization is not None and name not in refused:
+        taken = len(preparation.choices.taken)
+        try:
+            return _captured_part(module, name, example, preparation, model)
+        except DiffersError:
+            refused.append(name)
+            del preparation.choices.taken[taken:]
+    try:
+        return _captured_part(module, name, example, replace(preparation, quantization=None), model)
+    except DiffersError:
+        return None
+
+
+def _captured_part(
+    module: nn.Module, name: str, example: Example, preparation: Preparation, model: nn.Module
+) -> Captured | None:
+    """A captured part that gains something; one that computes something else is a DiffersError."""
     quantization = preparation.quantization
     try:
         expected = example.run(module)
         batches = None if quantization is None else _calls(model, module, quantization.batches)
         part = captured(module, example, preparation, name, batches)
-        gains = any(isinstance(inner, NativeRegion) for inner in part.modules())
-        tolerance = TOLERANCE if quantization is None else NARROW_TOLERANCE[quantization.precision]
-        accepts = preparation.calibration.accepts
-        return part if gains and accepts(name, lambda: agree(example.run(part), expected, tolerance)) else None
     except CannotCaptureError as error:
         preparation.reasons.setdefault(name, f"torch.fx cannot capture it ({error})")
         return None
+    tolerance = TOLERANCE if quantization is None else NARROW_TOLERANCE[quantization.precision]
+    if quantization is None or not preparation.calibration.known:
+        result = example.run(part)
+        if not agree(result, expected, tolerance):
+            raise DiffersError(by_how_much(difference(result, expected)))
+    return part if any(isinstance(inner, NativeRegion) for inner in part.modules()) else None
 
 
 def _calls(model: nn.Module, part: nn.Module, batches: list[Example]) -> list[Example]:

@@ -86,6 +86,7 @@ class SavedQuantization(_Strict):
 
     ranges: dict[Text, tuple[Finite, Finite]]
     errors: dict[Text, Seconds]
+    corrections: dict[Text, list[Finite]] = Field(default_factory=dict)  # of biases
     refused: list[Text]
     difference: Seconds
     keep: list[Text]
@@ -150,8 +151,8 @@ def _quantization(prepared: Prepared) -> dict[str, Any]:
     found = prepared.served.route.calibration
     ranges = {name: list(limits) for name, limits in found.ranges.items()}
     errors = {name: error for name, error in found.errors.items() if math.isfinite(error)}
-    facts = {"ranges": ranges, "errors": errors, "refused": found.refused, "difference": found.difference}
-    return facts | {"keep": sorted(prepared.keep)}
+    facts = {"ranges": ranges, "errors": errors, "corrections": found.corrections, "refused": found.refused}
+    return facts | {"difference": found.difference, "keep": sorted(prepared.keep)}
 
 
 def load_deployed(
@@ -230,7 +231,9 @@ def _calibration(description: Description) -> Calibration:
     for name, (low, high) in saved.ranges.items():
         if low > high:
             raise ValueError(f"the range of {name[:80]} is empty")
-    return Calibration(dict(saved.ranges), dict(saved.errors), list(saved.refused), saved.difference, known=True)
+    return Calibration(
+        dict(saved.ranges), dict(saved.errors), dict(saved.corrections), list(saved.refused), saved.difference, known=True
+    )
 
 
 def _measured_on(deployed: Deployed) -> Processor:

@@ -60,11 +60,12 @@ def sentence(rows: list[LayerChoice], layers: int) -> str:
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(row.reason, []).append(row.name or row.kind)
-    parts = [f"{_listed(layers_of)} ({reason})" for reason, layers_of in names.items()]
+    parts = [f"{listed(layers_of)} ({reason})" for reason, layers_of in names.items()]
     return f"{len(rows)} of {layers} layers stay in torch: {'; '.join(parts)}"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
     more = len(names) - SHOWN_NAMES
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 

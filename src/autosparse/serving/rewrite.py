@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from autosparse.common.graphs import RELUS, calls
 from autosparse.kernels.library import Engine
+from autosparse.serving.agreement import DiffersError
 from autosparse.serving.capture import Captured, is_sum, layer_name, module_of, one_line, shape_of, trace, with_shapes
 from autosparse.serving.example import Example
 from autosparse.serving.fold import fold
@@ -49,11 +50,11 @@ def captured(
         calibrated = None
         if preparation.quantization is not None and preparation.engine is not None:
             given = preparation.quantization.batches if batches is None else batches
-            calibrated = calibrate(graph, signature, given, preparation, name)
+            calibrated = calibrate(graph, signature, tensors, given, preparation, name)
         if preparation.engine is not None:
             use_native_regions(graph, tensors, preparation, preparation.engine, calibrated)
         use_packed_linears(graph, preparation, calibrated)
-    except (CannotCaptureError, ForgottenError, CalibrationError):
+    except (CannotCaptureError, DiffersError, ForgottenError, CalibrationError):
         raise
     except Exception as error:  # a graph unlike any that we know: the model still runs layer by layer
         raise CannotCaptureError(one_line(error)) from error
@@ -156,7 +157,8 @@ def use_packed_linears(graph: fx.GraphModule, preparation: Preparation, calibrat
         named: dict[str, Any] = {"low": low, "join": join, "rank": rank}
         packed = PackedLinear(layer_name(node), linear, preparation.engine, preparation.threads, **named)
         if calibrated is not None and node in calibrated.linears and preparation.engine is not None and packed.usable:
-            packed = byte_linear(layer_name(node), linear, calibrated.linears[node], preparation, preparation.engine, **named)
+            read, named["correction"] = calibrated.linears[node], calibrated.corrections.get(node)
+            packed = byte_linear(layer_name(node), linear, read, preparation, preparation.engine, **named)
         preparation.choices.linear(packed, [max(1, torch.Size(shape[:-1]).numel())] if shape else [], preparation.hot)
         name = f"{str(node.target).replace('.', '_')}_packed_{number}"
         graph.add_submodule(name, packed)

@@ -38,6 +38,7 @@ class Calibration:
 
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # by value of a graph, or by linear layer
     errors: dict[str, float] = field(default_factory=dict)  # by layer
+    corrections: dict[str, list[float]] = field(default_factory=dict)  # of biases, by layer of a graph
     refused: list[str] = field(default_factory=list)  # parts that differ too much
     difference: float = 0.0  # of the whole model's output on the example
     known: bool = False
@@ -47,11 +48,12 @@ class Calibration:
             raise ForgottenError(f"no range of {name} is remembered")
         return self.ranges[name]
 
-    def accepts(self, part: str, agrees: Callable[[], bool]) -> bool:
-        """Whether a part is near enough to the plain one: as it was, or as it is."""
-        if not self.known and not agrees():
-            self.refused.append(part)
-        return part not in self.refused
+    def correction_of(self, name: str, channels: int) -> Tensor:
+        """What is added to the biases of a layer; nothing in folders that were saved without."""
+        correction = self.corrections.get(name, [0.0] * channels)
+        if len(correction) != channels:
+            raise ForgottenError(f"the correction of {name} is for {len(correction)} channels, it has {channels}")
+        return torch.tensor(correction)
 
 
 def quantization_for(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from autosparse.kernels.library import Engine
+from autosparse.serving.agreement import NARROW_TOLERANCE, DiffersError, by_how_much, relative
 from autosparse.serving.capture import layer_name, module_of, shape_of
 from autosparse.serving.choice import fastest
 from autosparse.serving.example import Example
@@ -17,24 +19,41 @@ from autosparse.serving.kinds import is_linear
 from autosparse.serving.native import ROUNDS, NativeRegion
 from autosparse.serving.preparation import Preparation
 from autosparse.serving.quantized.calibration import CalibrationError, ObservedInput, Quantization, observe_nodes, sample_of
+from autosparse.serving.quantized.correction import Narrow, corrections, rounding_difference
 from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
-from autosparse.serving.quantized.steps import Range, fuse_bytes, in_bfloat16, quantize, values_to_observe, why_not_bytes
+from autosparse.serving.quantized.steps import (
+    Affine,
+    Range,
+    fuse_bytes,
+    in_bfloat16,
+    quantize,
+    values_to_observe,
+    why_not_bytes,
+    with_corrections,
+)
 from autosparse.serving.regions import GraphRegion, find_regions
 from autosparse.serving.signature import Signature
 from autosparse.serving.steps import ConvolutionStep, Step
 
+# Kernels further from the same integers in torch, as a fraction of a region's outputs, have a defect.
+KERNEL_TOLERANCE = 0.1
 # The float engine is tuned only where its first guess is at most this many times slower than tuned eight bits.
 NEARLY = 1.5
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Ranges of a graph's values, and what its linear layers read."""
+    """Ranges of a graph's values, what its linear layers read, and what the biases of its layers lack in eight bits."""
 
     quantization: Quantization
     ranges: dict[fx.Node, Range]
     linears: dict[fx.Node, ObservedInput]
+    corrections: dict[fx.Node, Tensor] = field(default_factory=dict)  # of biases
+
+    def corrections_in(self, region: GraphRegion) -> dict[int, Tensor]:
+        """By the region's numbers of values."""
+        return {value: self.corrections[node] for value, node in region.values.items() if node in self.corrections}
 
     def in_float(self, step: Step) -> bool:
         """Whether a step stays in float32."""
@@ -46,47 +65,80 @@ def stays_in_float(step: Step, quantization: Quantization) -> bool:
 
 
 def calibrate(
-    graph: fx.GraphModule, signature: Signature, batches: Sequence[Example], preparation: Preparation, where: str
+    graph: fx.GraphModule,
+    signature: Signature,
+    tensors: list[Tensor],
+    batches: Sequence[Example],
+    preparation: Preparation,
+    where: str,
 ) -> Calibrated:
-    """Run all batches through the graph and look at whatever becomes bytes, unless that is known."""
+    """Run all batches through the graph and look at whatever becomes bytes, unless that is known.
+
+    What eight bits would make of the example (`tensors`) is computed before anything is measured: too much is a DiffersError.
+    """
     quantization, calibration = preparation.quantization, preparation.calibration
     assert quantization is not None
     if quantization.precision != "int8":
         return Calibrated(quantization, {}, {})
-    regions = find_regions(graph, apart=lambda step: stays_in_float(step, quantization))
-    watched = {
-        region.values[value]
-        for region in regions
+    regions = [
+        region
+        for region in find_regions(graph, apart=lambda step: stays_in_float(step, quantization))
         if not stays_in_float(region.region.steps[0], quantization)
-        for value in values_to_observe(fuse_bytes(region.region))
-    }
+    ]
+    watched = {region.values[value] for region in regions for value in values_to_observe(fuse_bytes(region.region))}
     linears = {node: node.args[0] for node in graph.graph.nodes if _is_byte_linear(node, graph, quantization)}
     sources = {source for source in linears.values() if isinstance(source, fx.Node)}
     samples: dict[fx.Node, Tensor | None] = dict.fromkeys(sources)
+    given = [] if calibration.known else [_tensors(signature, batch, number) for number, batch in enumerate(batches)]
     if calibration.known:
         ranges = {node: calibration.range_of(f"{where}:{node.name}") for node in watched | sources}
     else:
-        samples, ranges = _observed(graph, signature, batches, quantization, (watched, sources), where)
+        samples, ranges = _observed(graph, given, quantization, (watched, sources), where)
         calibration.ranges.update({f"{where}:{node.name}": limits for node, limits in ranges.items()})
     observed = {
         node: ObservedInput(ranges[source], samples[source])
         for node, source in linears.items()
         if isinstance(source, fx.Node) and source in samples
     }
-    return Calibrated(quantization, ranges, observed)
+    narrow = _narrow(regions, {node: ranges[node] for node in watched}, observed)
+    if not calibration.known:
+        found = corrections(graph, narrow, given)
+        calibration.corrections.update({f"{where}:{node.name}": off for node, off in found.items()})
+    corrected = {
+        node: calibration.correction_of(f"{where}:{node.name}", narrow.channels(node, graph)) for node in narrow.layers
+    }
+    if not calibration.known:
+        _refuse_if_far(rounding_difference(graph, narrow, corrected, tensors))
+    return Calibrated(quantization, ranges, observed, corrected)
+
+
+def _narrow(regions: Sequence[GraphRegion], ranges: dict[fx.Node, Range], observed: dict[fx.Node, ObservedInput]) -> Narrow:
+    """Everything that becomes bytes if regions in eight bits are fast."""
+    convolutions = {
+        region.values[step.output]: step
+        for region in regions
+        for step in region.region.steps
+        if isinstance(step, ConvolutionStep)
+    }
+    values = {node: Affine.covering(*limits) for node, limits in ranges.items()}
+    return Narrow(values, convolutions, {node: Affine.covering(*read.range) for node, read in observed.items()})
+
+
+def _refuse_if_far(off: float) -> None:
+    """A NaN is far, too."""
+    if not off <= NARROW_TOLERANCE["int8"]:
+        raise DiffersError(f"{by_how_much(off)}: more calibration data, ranges='mse', or evaluate with max_drop may help")
 
 
 def _observed(
     graph: fx.GraphModule,
-    signature: Signature,
-    batches: Sequence[Example],
+    tensors: list[list[Tensor]],
     quantization: Quantization,
     nodes: tuple[set[fx.Node], set[fx.Node]],
     where: str,
 ) -> tuple[dict[fx.Node, Tensor | None], dict[fx.Node, Range]]:
     """The ranges of all these nodes, and some of what the second ones give for the first batch."""
     watched, sources = nodes
-    tensors = [_tensors(signature, batch, number) for number, batch in enumerate(batches)]
     samples = _Samples(graph, sources)
     with torch.no_grad():
         samples.run(*(tensor.clone() for tensor in tensors[0]))
@@ -132,7 +184,8 @@ def byte_region(
     engine: Engine,
 ) -> ByteRegion | None:
     """The region in int8 or bfloat16, or None where float32 is faster; `planned` has the nodes that were observed."""
-    fused, threads, calibration = fuse_bytes(planned.region), preparation.threads, preparation.calibration
+    biased = with_corrections(planned.region, calibrated.corrections_in(planned))
+    fused, threads, calibration = fuse_bytes(biased), preparation.threads, preparation.calibration
     if calibrated.quantization.precision == "int8":
         ranges = {value: calibrated.ranges[planned.values[value]] for value in values_to_observe(fused)}
         region = ByteRegion(quantize(fused, ranges), engine, threads)
@@ -145,9 +198,18 @@ def byte_region(
     if calibration.known:
         region.errors = {name: calibration.errors[name] for name in region.layer_names() if name in calibration.errors}
     else:
+        _check_kernels(region, inputs)
         region.measure_errors(inputs, _convolution_values(fused.steps, planned, plain, inputs))
         calibration.errors.update(region.errors)
     return region
+
+
+def _check_kernels(region: ByteRegion, inputs: list[Tensor]) -> None:
+    """That a region computes what its integers say, however far that is from the plain model."""
+    pairs = zip(tree_leaves(region(*inputs)), tree_leaves(region.plain(*inputs)), strict=True)
+    off = max(relative(result, expected) for result, expected in pairs)
+    if not off <= KERNEL_TOLERANCE:
+        raise DiffersError(f"the kernels differ by {100 * off:.2g} % from their own numbers in torch: please report this model")
 
 
 def _wins(region: ByteRegion, planned: GraphRegion, plain: nn.Module, inputs: list[Tensor]) -> bool:

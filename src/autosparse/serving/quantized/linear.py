@@ -46,6 +46,7 @@ class ByteLinear(PackedLinear):
         *,
         join: Callable[[Tensor, Tensor], Tensor] = torch.add,
         rank: int | None = None,
+        correction: Tensor | None = None,
     ) -> None:
         NativeModule.__init__(self, threads)
         self.name, self.engine, self.low, self.high, self.join, self.rank = name, engine, low, high, join, rank
@@ -54,6 +55,8 @@ class ByteLinear(PackedLinear):
         self.rows = ByteRows.of(layer.weight, origin_of(layer))
         self.integers, self.scales = self.rows.integers, self.rows.scales
         self.bias = None if layer.bias is None else layer.bias.detach().float().clone()  # type: ignore[assignment]
+        if correction is not None:  # what the bias lacks in eight bits
+            self.bias = correction if self.bias is None else self.bias + correction  # type: ignore[assignment]
         self.density = float((self.integers != 0).sum()) / max(self.integers.numel(), 1)
         self.usable = layer.weight.numel() > 0
         self.error: float | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from autosparse.quantization.affine import dequantize_weight, quantize_weight, weight_scales
 from autosparse.serving.agreement import difference
 from autosparse.serving.copies import working_copy
+from autosparse.serving.deployed import Deployed
 from autosparse.serving.kinds import is_convolution, is_linear
 from autosparse.serving.quantized.calibration import Quantization, observe_modules
 from autosparse.serving.quantized.steps import Affine, Range
-
-Served = TypeVar("Served", bound=nn.Module)
 
 
 def within(
@@ -25,24 +23,31 @@ def within(
     quantization: Quantization,
     evaluate: Callable[[nn.Module], float],
     max_drop: float,
-    prepare: Callable[[Quantization], Served],
-) -> Served:
-    """The int8 model with as few layers in float32 as its score needs: one, two, four and so on, the worst first."""
+    prepare: Callable[[Quantization], Deployed],
+) -> Deployed:
+    """The int8 model with as few layers in float32 as its score needs: one, two, four and so on, the worst first.
+
+    One that is refused in int8 as a whole, since it computes something else, needs more of them, too.
+    """
     if max_drop < 0:
         raise ValueError(f"max_drop={max_drop}; give how much of the score may be lost, 0 or more")
     plain, _ = working_copy(model)
     wanted = float(evaluate(plain)) - max_drop
     served = prepare(quantization)
-    if float(evaluate(served)) >= wanted:
+    if _in_bytes(served) and float(evaluate(served)) >= wanted:
         return served
     order = sorted(sensitivities(plain, quantization).items(), key=lambda pair: -pair[1])
     count = 1
     while True:
         kept = frozenset(name for name, _ in order[:count])
         served = prepare(replace(quantization, keep=kept))
-        if float(evaluate(served)) >= wanted or count >= len(order):
+        if (_in_bytes(served) and float(evaluate(served)) >= wanted) or count >= len(order):
             return served
         count = min(2 * count, len(order))
+
+
+def _in_bytes(served: Deployed) -> bool:
+    return served.prepared is not None and served.prepared.precision == "int8"
 
 
 def sensitivities(model: nn.Module, quantization: Quantization) -> dict[str, float]:

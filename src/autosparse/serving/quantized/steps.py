@@ -125,6 +125,17 @@ def values_to_observe(region: Region) -> set[int]:
     return ({value for step in region.steps for value in step.inputs} | set(region.outputs)) - picked
 
 
+def with_corrections(region: Region, corrections: Mapping[int, Tensor]) -> Region:
+    """The biases of convolutions, by what they make, with what eight bits take from their channels."""
+    return replace(region, steps=tuple(_corrected(step, corrections.get(step.output)) for step in region.steps))
+
+
+def _corrected(step: Step, correction: Tensor | None) -> Step:
+    if correction is None or not isinstance(step, ConvolutionStep):
+        return step
+    return replace(step, bias=correction if step.bias is None else step.bias + correction)
+
+
 def quantize(region: Region, ranges: Mapping[int, Range]) -> QuantizedRegion:
     """A fused region in eight bits; `ranges` gives the lowest and highest value of whatever is to be observed."""
     affine = {value: Affine.covering(*ranges[value]) for value in values_to_observe(region)}
@@ -132,7 +143,7 @@ def quantize(region: Region, ranges: Mapping[int, Range]) -> QuantizedRegion:
     for step in region.steps:
         if _picks_largest(step):
             affine[step.output] = affine[step.inputs[0]]
-        steps.append(_quantized(step) if isinstance(step, ConvolutionStep) else step)
+        steps.append(quantized_convolution(step) if isinstance(step, ConvolutionStep) else step)
     return QuantizedRegion(replace(region, steps=tuple(steps)), affine)
 
 
@@ -149,7 +160,8 @@ def _halved(step: ConvolutionStep) -> QuantizedConvolution:
     )
 
 
-def _quantized(step: ConvolutionStep) -> QuantizedConvolution:
+def quantized_convolution(step: ConvolutionStep) -> QuantizedConvolution:
+    """A convolution with the integers of its weight."""
     rows = ByteRows.of(step.weight, step.origin)
     return QuantizedConvolution(**_kept(step) | {"weight": rows.integers}, scales=rows.scales, rows=rows)
 
