@@ -34,20 +34,35 @@ int64_t add_lanes(typename Simd::Vec counts) {
     return total;
 }
 
+// work(first, count) for the vectors from `first` to `last`: whole ones without a test, then what is left.
+template <class Simd, class Work>
+inline void over_vectors(int64_t first, int64_t last, const Work& work) {
+    for (; first + Simd::lanes <= last; first += Simd::lanes) {
+        work(first, Simd::lanes);
+    }
+    if (first < last) {
+        work(first, static_cast<int>(last - first));
+    }
+}
+
+template <class Simd>
+inline typename Simd::Vec magnitude(typename Simd::Vec value) {
+    return Simd::choose_positive(value, value, Simd::subtract(Simd::zero(), value));
+}
+
 template <class Simd>
 int64_t soft_threshold(int64_t count, const float* weight, float threshold, int64_t threads, float* effective) {
     using Vec = typename Simd::Vec;
-    const Vec bound = Simd::broadcast(threshold), one = Simd::broadcast(1.0f);
-    return add_threshold_slices(count, threads, [&](int64_t first, int64_t last) {
+    return add_threshold_slices(count, threads, [=](int64_t first, int64_t last) {
+        const Vec bound = Simd::broadcast(threshold), one = Simd::broadcast(1.0f);
         Vec found = Simd::zero();
-        for (int64_t each = first; each < last; each += Simd::lanes) {
-            const int here = static_cast<int>(smaller(Simd::lanes, last - each));
-            const Vec value = load_count<Simd>(weight + each, here);
+        over_vectors<Simd>(first, last, [&](int64_t place, int here) {
+            const Vec value = load_count<Simd>(weight + place, here);
             const Vec above = Simd::relu(Simd::subtract(value, bound));
             const Vec below = Simd::relu(Simd::subtract(Simd::subtract(Simd::zero(), value), bound));
-            store_count<Simd>(effective + each, Simd::subtract(above, below), here);
+            store_count<Simd>(effective + place, Simd::subtract(above, below), here);
             found = Simd::add(found, Simd::where_positive(Simd::add(above, below), one));
-        }
+        });
         return add_lanes<Simd>(found);
     });
 }
@@ -56,25 +71,21 @@ template <class Simd>
 double soft_threshold_gradients(int64_t count, const float* weight, const float* grad, float threshold, float gate,
                                 float reach, int64_t threads, float* scaled, double* sums) {
     using Vec = typename Simd::Vec;
-    const Vec bound = Simd::broadcast(threshold), opening = Simd::broadcast(gate), from = Simd::broadcast(reach);
-    const Vec one = Simd::broadcast(1.0f);
-    add_threshold_slices(count, threads, [&](int64_t first, int64_t last) {
+    add_threshold_slices(count, threads, [=](int64_t first, int64_t last) {
+        const Vec bound = Simd::broadcast(threshold), opening = Simd::broadcast(gate), from = Simd::broadcast(reach);
+        const Vec one = Simd::broadcast(1.0f);
         double totals[Simd::lanes] = {};
         for (int64_t begin = first; begin < last; begin += kFloatVectors * Simd::lanes) {
-            const int64_t end = smaller(begin + kFloatVectors * Simd::lanes, last);
             Vec sum = Simd::zero();
-            for (int64_t each = begin; each < end; each += Simd::lanes) {
-                const int here = static_cast<int>(smaller(Simd::lanes, end - each));
-                const Vec value = load_count<Simd>(weight + each, here);
-                const Vec negated = Simd::subtract(Simd::zero(), value);
-                const Vec size = Simd::choose_positive(value, value, negated);
+            over_vectors<Simd>(begin, smaller(begin + kFloatVectors * Simd::lanes, last), [&](int64_t place, int here) {
+                const Vec value = load_count<Simd>(weight + place, here), size = magnitude<Simd>(value);
                 const Vec pruned_share = Simd::choose_positive(Simd::subtract(from, size), Simd::zero(), opening);
                 const Vec share = Simd::choose_positive(Simd::subtract(size, bound), one, pruned_share);
-                const Vec product = Simd::multiply(share, load_count<Simd>(grad + each, here));
-                store_count<Simd>(scaled + each, product, here);
-                const Vec of_negative = Simd::where_positive(negated, product);
+                const Vec product = Simd::multiply(share, load_count<Simd>(grad + place, here));
+                store_count<Simd>(scaled + place, product, here);
+                const Vec of_negative = Simd::where_positive(Simd::subtract(Simd::zero(), value), product);
                 sum = Simd::add(sum, Simd::subtract(Simd::where_positive(value, product), of_negative));
-            }
+            });
             Simd::add_to(totals, sum);
         }
         double total = 0;
@@ -94,14 +105,13 @@ double soft_threshold_gradients(int64_t count, const float* weight, const float*
 template <class Simd>
 int64_t count_above(int64_t count, const float* weight, float threshold, int64_t threads) {
     using Vec = typename Simd::Vec;
-    const Vec bound = Simd::broadcast(threshold), one = Simd::broadcast(1.0f);
-    return add_threshold_slices(count, threads, [&](int64_t first, int64_t last) {
+    return add_threshold_slices(count, threads, [=](int64_t first, int64_t last) {
+        const Vec bound = Simd::broadcast(threshold), one = Simd::broadcast(1.0f);
         Vec found = Simd::zero();
-        for (int64_t each = first; each < last; each += Simd::lanes) {
-            const Vec value = load_count<Simd>(weight + each, static_cast<int>(smaller(Simd::lanes, last - each)));
-            const Vec size = Simd::choose_positive(value, value, Simd::subtract(Simd::zero(), value));
+        over_vectors<Simd>(first, last, [&](int64_t place, int here) {
+            const Vec size = magnitude<Simd>(load_count<Simd>(weight + place, here));
             found = Simd::add(found, Simd::where_positive(Simd::subtract(size, bound), one));
-        }
+        });
         return add_lanes<Simd>(found);
     });
 }
