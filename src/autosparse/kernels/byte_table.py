@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autosparse.kernels.inference_table import Call
+from autosparse.kernels.native_fields import addresses, fields, integers
 
 CHUNK_PIXELS = 32
 BYTES_BEHIND = 256
@@ -23,20 +23,10 @@ LARGEST_ACTIVATION = 255
 LARGEST_RESULT = 2.0**30
 
 
-def _integers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, c_int64) for name in names]
-
-
 class QuadRows(Structure):
     """interface.h: QuadRows."""
 
-    _fields_ = [
-        *_integers("rows", "block"),
-        ("starts", c_void_p),
-        ("quads", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-    ]
+    _fields_ = [*integers("rows", "block"), *addresses("starts", "quads", "scale", "bias")]
 
 
 class BytePlanes(Structure):
@@ -44,9 +34,9 @@ class BytePlanes(Structure):
 
     _fields_ = [
         ("first", c_void_p),
-        *_integers("channels", "plane_bytes", "images", "rows", "cols", "image_bytes", "row_bytes", "chunks"),
+        *integers("channels", "plane_bytes", "images", "rows", "cols", "image_bytes", "row_bytes", "chunks"),
         ("valid", c_void_p),
-        *_integers("zero_point"),
+        ("zero_point", c_int64),
         ("scale", c_float),
     ]
 
@@ -55,18 +45,14 @@ class ByteOp(Structure):
     """interface.h: ByteOp."""
 
     _fields_ = [
-        *_integers("kind"),
-        ("input", POINTER(BytePlanes)),
-        ("other", POINTER(BytePlanes)),
-        ("output", POINTER(BytePlanes)),
-        *_integers("outside"),
+        ("kind", c_int64),
+        *fields(POINTER(BytePlanes), "input", "other", "output"),
+        ("outside", c_int64),
         ("weights", QuadRows),
-        ("other_scale", c_float),
-        ("low", c_float),
-        ("high", c_float),
-        *_integers("first_channel", "tile_chunks"),
+        *fields(c_float, "other_scale", "low", "high"),
+        *integers("first_channel", "tile_chunks"),
         ("tap_offsets", c_void_p),
-        *_integers("taps", "step", "phase_planes", "lead_bytes"),
+        *integers("taps", "step", "phase_planes", "lead_bytes"),
         ("phases", c_void_p),
     ]
 
@@ -75,19 +61,12 @@ class ByteLinear(Structure):
     """interface.h: ByteLinear."""
 
     _fields_ = [
-        *_integers("columns"),
-        ("inverse_scale", c_float),
-        ("zero_point", c_float),
-        ("low", c_float),
-        ("high", c_float),
+        ("columns", c_int64),
+        *fields(c_float, "inverse_scale", "zero_point", "low", "high"),
         ("weights", QuadRows),
-        *_integers("tile_chunks"),
+        ("tile_chunks", c_int64),
         ("dense", c_void_p),
     ]
-
-
-def _function(result: Any, *arguments: Any) -> Any:
-    return ctypes.CFUNCTYPE(result, *arguments)
 
 
 class ByteTable(Structure):
@@ -95,10 +74,10 @@ class ByteTable(Structure):
 
     _fields_ = [
         ("max_chunks", c_int64 * 3),
-        ("run", _function(None, POINTER(ByteOp), c_int64, POINTER(Call))),
-        ("linear_scratch", _function(c_int64, POINTER(ByteLinear), c_int64)),
-        ("linear_quads", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
-        ("linear_dots", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("run", CFUNCTYPE(None, POINTER(ByteOp), c_int64, POINTER(Call))),
+        ("linear_scratch", CFUNCTYPE(c_int64, POINTER(ByteLinear), c_int64)),
+        ("linear_quads", CFUNCTYPE(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("linear_dots", CFUNCTYPE(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
     ]
 
 
