@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autosparse.kernels.inference_table import Call
+from autosparse.kernels.inference_table import Call, Planes
 from autosparse.kernels.native_fields import addresses, fields, integers
 
 CHUNK_PIXELS = 32
 BYTES_BEHIND = 256
 DOT_COLUMNS = 64
 BLOCKS = (1, 2, 4)
-# ByteOpKind
-LOAD, STORE, SPLIT, QUADS, LARGEST, MEAN = range(6)
 LARGEST_ACTIVATION = 255
 # sums times their scale stay below what a float becomes as an integer
 LARGEST_RESULT = 2.0**30
@@ -29,30 +27,18 @@ class QuadRows(Structure):
     _fields_ = [*integers("rows", "block"), *addresses("starts", "quads", "scale", "bias")]
 
 
-class BytePlanes(Structure):
-    """interface.h: BytePlanes."""
-
-    _fields_ = [
-        ("first", c_void_p),
-        *integers("channels", "plane_bytes", "images", "rows", "cols", "image_bytes", "row_bytes", "chunks"),
-        ("valid", c_void_p),
-        ("zero_point", c_int64),
-        ("scale", c_float),
-    ]
-
-
 class ByteOp(Structure):
     """interface.h: ByteOp."""
 
     _fields_ = [
         ("kind", c_int64),
-        *fields(POINTER(BytePlanes), "input", "other", "output"),
+        *fields(POINTER(Planes), "input", "other", "output"),
         ("outside", c_int64),
         ("weights", QuadRows),
         *fields(c_float, "other_scale", "low", "high"),
-        *integers("first_channel", "tile_chunks"),
+        *integers("first_channel", "tile_vectors"),
         ("tap_offsets", c_void_p),
-        *integers("taps", "step", "phase_planes", "lead_bytes"),
+        *integers("taps", "step", "phase_planes"),
         ("phases", c_void_p),
     ]
 
@@ -91,14 +77,6 @@ class ByteKernels:
 
     def max_chunks(self, block: int) -> int:
         return int(self.table.max_chunks[BLOCKS.index(block)])
-
-
-@dataclass(eq=False)
-class PackedQuads:
-    """Rows of quads with the memory that they point to."""
-
-    native: QuadRows
-    memory: list[Tensor]
 
 
 def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -140,8 +118,11 @@ def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Ten
     return starts.to(torch.int32), packed
 
 
-def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> PackedQuads:
-    """Quads for the kernels; `scale` and `bias` are by row, and a scale that would leave the integers is made smaller."""
+def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> tuple[QuadRows, list[Tensor]]:
+    """Quads for the kernels, and the memory that they point to.
+
+    `scale` and `bias` are by row, and a scale that would leave the integers is made smaller.
+    """
     starts, quads = pack_quads(weight, offsets, block)
     limited, shift = scale.to(torch.float32).contiguous(), bias.to(torch.float32).contiguous()
     if weight.dtype == torch.int8:
@@ -149,8 +130,7 @@ def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, bloc
         limited = torch.minimum(scale.to(torch.float64), LARGEST_RESULT / most.clamp_min(1.0)).to(torch.float32).contiguous()
         shift = bias.to(torch.float64).clamp(-LARGEST_RESULT, LARGEST_RESULT).to(torch.float32).contiguous()
     memory = [starts, quads, limited, shift]
-    native = QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory))
-    return PackedQuads(native, memory)
+    return QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory)), memory
 
 
 def pack_dots(weight: Tensor) -> Tensor:

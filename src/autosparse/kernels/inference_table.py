@@ -26,8 +26,10 @@ class Planes(Structure):
 
     _fields_ = [
         ("first", c_void_p),
-        *integers("channels", "plane_floats", "lead_floats", "images", "rows", "cols", "image_floats", "row_floats", "vectors"),
+        *integers("channels", "plane_pixels", "lead_pixels", "images", "rows", "cols", "image_pixels", "row_pixels", "vectors"),
         ("valid", c_void_p),
+        ("zero_point", c_int64),
+        ("scale", c_float),
     ]
 
 

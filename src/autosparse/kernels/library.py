@@ -18,7 +18,7 @@ from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.tiling import FLOAT_BYTES, VectorUnit
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 16
+INTERFACE_VERSION = 17
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 # What the kernels for bfloat16 activations multiply in: "bfloat16" or "float32"; unset, what this processor is faster in.

@@ -168,9 +168,8 @@ class ByteLinear(PackedLinear):
             packed.weights = native.QuadRows(self.out_features, 1, None, None, scale_at, bias_at)
             return packed
         offsets = torch.arange(self.in_features)[None] * chunks * native.CHUNK_PIXELS
-        quads = native.quad_rows(product.weight, offsets, product.scale, product.bias, _block(way))
-        self._memory += quads.memory
-        packed.weights = quads.native
+        packed.weights, memory = native.quad_rows(product.weight, offsets, product.scale, product.bias, _block(way))
+        self._memory += memory
         return packed
 
     def choice(self) -> LayerChoice:

@@ -141,7 +141,7 @@ void byte_linear_quads(const ByteLinear* given, int64_t tokens, int64_t threads,
         uint8_t* rows = tile + columns * width + kBytesBehind;
         float* ready = reinterpret_cast<float*>(rows + kTurnedTokens * columns);
         // With few tiles the output is shared among the threads too; each then turns the tokens for itself.
-        const int64_t parts = tiles % all == 0 || tiles >= kManyByteTiles * all ? 1 : all, items = tiles * parts;
+        const int64_t parts = parts_of(tiles, all), items = tiles * parts;
         int64_t prepared = -1;
         for (int64_t item = share_begin(items, all, me); item < share_begin(items, all, me + 1); ++item) {
             const int64_t first = item / parts * width, part = item % parts, count = smaller(width, tokens - first);
