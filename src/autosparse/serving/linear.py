@@ -77,6 +77,9 @@ class PackedLinear(NativeModule):
         self.usable = self.engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
         self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), self.low, self.high)
 
+    def layer_names(self) -> list[str]:
+        return [self.name]
+
     def ways(self, tokens: int) -> list[str]:
         """How this number of tokens can be computed."""
         sparse = [TERMS]
