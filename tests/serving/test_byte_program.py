@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from functools import cache
 
@@ -28,7 +29,7 @@ BYTE_SETS = tuple(name for names in library.BYTE_SETS.values() for name in names
 
 @cache
 def kernels_of(name: str) -> ByteKernels | None:
-    return library.byte_kernels(name)
+    return library.byte_kernels(ctypes.CDLL(str(library.library_path())), (name,)) if library.available() else None
 
 
 @pytest.fixture(params=BYTE_SETS)

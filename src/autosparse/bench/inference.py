@@ -23,6 +23,7 @@ from autosparse.functional import shared_norm
 from autosparse.kernels import library
 from autosparse.models.inputs import INPUT_SHAPES
 from autosparse.models.transformer import Transformer
+from autosparse.serving.deployment import with_threads
 from autosparse.serving.native import LayerChoice
 from autosparse.training.build import build_named
 from autosparse.training.deployed import CALIBRATION, deploy_in
@@ -135,14 +136,10 @@ class Settings:
 
 def measure_all(settings: Settings, batches: Sequence[int], threads: Sequence[int]) -> Iterator[Measurement]:
     """With every number of threads and every batch size."""
-    before = torch.get_num_threads()
-    try:
-        for count in threads:
-            torch.set_num_threads(count)
+    for count in threads:
+        with with_threads(count):
             for batch in batches:
                 yield measure(settings, batch, count)
-    finally:
-        torch.set_num_threads(before)
 
 
 @torch.no_grad()

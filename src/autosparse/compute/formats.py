@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 
 from autosparse.compute.overrides import SPARSE, override_of, owner_of
 from autosparse.compute.plain_modules import activation_of
-from autosparse.compute.tracing import IN_PLACE, has_hooks
+from autosparse.compute.tracing import IN_PLACE, has_hooks, is_container
 from autosparse.compute.writes import FRESH_FILES, FRESH_NAMES, TORCH_FUNCTIONS, TORCH_MODULES
 
 # Calls whose results do not depend on the format of their arguments.
@@ -55,8 +55,7 @@ def _passes_on(node: fx.Node, root: nn.Module) -> bool:
         return is_known and not has_hooks(module)
     file = type(module).forward.__module__
     is_plain = owner_of(module) is None and not has_hooks(module)
-    has_children = any(name != "parametrizations" for name in module._modules)
-    return is_plain and not has_children and file in FILES_THAT_PASS_ON
+    return is_plain and not is_container(module) and file in FILES_THAT_PASS_ON
 
 
 def _name(node: fx.Node) -> str:

@@ -238,7 +238,7 @@ class Planner:
 
     def add_times(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take in what was measured elsewhere, in plain values; what is known here stays."""
-        self._times = {**_all_times(rows), **self._times}
+        self._times = {**all_times(rows), **self._times}
 
     def state_dict(self) -> dict[str, Any]:
         """Samples and decisions in plain values."""
@@ -253,14 +253,15 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the samples and decisions of another planner instead of one's own."""
-        self._times = _all_times(state["times"])
+        self._times = all_times(state["times"])
         self.decisions = {
             layer: Decision(Passes(*each["passes"]), **_others(each, "passes")) for layer, each in state["decisions"].items()
         }
         self.seconds_spent = state["seconds_spent"]
 
 
-def _all_times(rows: Sequence[Mapping[str, Any]]) -> dict[Workload, Times]:
+def all_times(rows: Sequence[Mapping[str, Any]]) -> dict[Workload, Times]:
+    """From plain values."""
     return {
         _workload(each["workload"]): Times(**_others(each, "workload", "samples"), samples=_samples(each["samples"]))
         for each in rows

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from autosparse.compute.overrides import SPARSE, owner_of
 from autosparse.compute.plain_modules import activation_of
-from autosparse.compute.tracing import IN_PLACE, has_hooks
+from autosparse.compute.tracing import IN_PLACE, has_hooks, is_container
 
 TORCH_MODULES = "torch.nn.modules."
 # Files of torch.nn.modules whose results have memory of their own, if the module is not told to work in place.
@@ -63,8 +63,7 @@ def _effect_of_module(module: nn.Module) -> Effect:
         return Effect.READS  # the activation may work in place: on the batch norm's result
     forward = type(module).forward
     overridden = owner_of(module) not in (None, SPARSE)
-    has_children = any(name != "parametrizations" for name in module._modules)
-    if overridden or has_children or has_hooks(module) or not forward.__module__.startswith(TORCH_MODULES):
+    if overridden or is_container(module) or has_hooks(module) or not forward.__module__.startswith(TORCH_MODULES):
         return Effect.MAY_WRITE
     if getattr(module, "inplace", False):
         return Effect.MAY_WRITE

@@ -2,71 +2,43 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autosparse.kernels.inference_table import Call
+from autosparse.kernels.inference_table import Call, Planes
+from autosparse.kernels.native_fields import addresses, fields, integers
 
 CHUNK_PIXELS = 32
 BYTES_BEHIND = 256
 DOT_COLUMNS = 64
 BLOCKS = (1, 2, 4)
-# ByteOpKind
-LOAD, STORE, SPLIT, QUADS, LARGEST, MEAN = range(6)
 LARGEST_ACTIVATION = 255
 # sums times their scale stay below what a float becomes as an integer
 LARGEST_RESULT = 2.0**30
 
 
-def _integers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, c_int64) for name in names]
-
-
 class QuadRows(Structure):
     """interface.h: QuadRows."""
 
-    _fields_ = [
-        *_integers("rows", "block"),
-        ("starts", c_void_p),
-        ("quads", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-    ]
-
-
-class BytePlanes(Structure):
-    """interface.h: BytePlanes."""
-
-    _fields_ = [
-        ("first", c_void_p),
-        *_integers("channels", "plane_bytes", "images", "rows", "cols", "image_bytes", "row_bytes", "chunks"),
-        ("valid", c_void_p),
-        *_integers("zero_point"),
-        ("scale", c_float),
-    ]
+    _fields_ = [*integers("rows", "block"), *addresses("starts", "quads", "scale", "bias")]
 
 
 class ByteOp(Structure):
     """interface.h: ByteOp."""
 
     _fields_ = [
-        *_integers("kind"),
-        ("input", POINTER(BytePlanes)),
-        ("other", POINTER(BytePlanes)),
-        ("output", POINTER(BytePlanes)),
-        *_integers("outside"),
+        ("kind", c_int64),
+        *fields(POINTER(Planes), "input", "other", "output"),
+        ("outside", c_int64),
         ("weights", QuadRows),
-        ("other_scale", c_float),
-        ("low", c_float),
-        ("high", c_float),
-        *_integers("first_channel", "tile_chunks"),
+        *fields(c_float, "other_scale", "low", "high"),
+        *integers("first_channel", "tile_vectors"),
         ("tap_offsets", c_void_p),
-        *_integers("taps", "step", "phase_planes", "lead_bytes"),
+        *integers("taps", "step", "phase_planes"),
         ("phases", c_void_p),
     ]
 
@@ -75,19 +47,12 @@ class ByteLinear(Structure):
     """interface.h: ByteLinear."""
 
     _fields_ = [
-        *_integers("columns"),
-        ("inverse_scale", c_float),
-        ("zero_point", c_float),
-        ("low", c_float),
-        ("high", c_float),
+        ("columns", c_int64),
+        *fields(c_float, "inverse_scale", "zero_point", "low", "high"),
         ("weights", QuadRows),
-        *_integers("tile_chunks"),
+        ("tile_chunks", c_int64),
         ("dense", c_void_p),
     ]
-
-
-def _function(result: Any, *arguments: Any) -> Any:
-    return ctypes.CFUNCTYPE(result, *arguments)
 
 
 class ByteTable(Structure):
@@ -95,10 +60,10 @@ class ByteTable(Structure):
 
     _fields_ = [
         ("max_chunks", c_int64 * 3),
-        ("run", _function(None, POINTER(ByteOp), c_int64, POINTER(Call))),
-        ("linear_scratch", _function(c_int64, POINTER(ByteLinear), c_int64)),
-        ("linear_quads", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
-        ("linear_dots", _function(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("run", CFUNCTYPE(None, POINTER(ByteOp), c_int64, POINTER(Call))),
+        ("linear_scratch", CFUNCTYPE(c_int64, POINTER(ByteLinear), c_int64)),
+        ("linear_quads", CFUNCTYPE(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("linear_dots", CFUNCTYPE(None, POINTER(ByteLinear), c_int64, c_int64, *[c_void_p] * 4)),
     ]
 
 
@@ -112,14 +77,6 @@ class ByteKernels:
 
     def max_chunks(self, block: int) -> int:
         return int(self.table.max_chunks[BLOCKS.index(block)])
-
-
-@dataclass(eq=False)
-class PackedQuads:
-    """Rows of quads with the memory that they point to."""
-
-    native: QuadRows
-    memory: list[Tensor]
 
 
 def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -161,8 +118,11 @@ def pack_quads(weight: Tensor, offsets: Tensor, block: int) -> tuple[Tensor, Ten
     return starts.to(torch.int32), packed
 
 
-def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> PackedQuads:
-    """Quads for the kernels; `scale` and `bias` are by row, and a scale that would leave the integers is made smaller."""
+def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, block: int) -> tuple[QuadRows, list[Tensor]]:
+    """Quads for the kernels, and the memory that they point to.
+
+    `scale` and `bias` are by row, and a scale that would leave the integers is made smaller.
+    """
     starts, quads = pack_quads(weight, offsets, block)
     limited, shift = scale.to(torch.float32).contiguous(), bias.to(torch.float32).contiguous()
     if weight.dtype == torch.int8:
@@ -170,8 +130,7 @@ def quad_rows(weight: Tensor, offsets: Tensor, scale: Tensor, bias: Tensor, bloc
         limited = torch.minimum(scale.to(torch.float64), LARGEST_RESULT / most.clamp_min(1.0)).to(torch.float32).contiguous()
         shift = bias.to(torch.float64).clamp(-LARGEST_RESULT, LARGEST_RESULT).to(torch.float32).contiguous()
     memory = [starts, quads, limited, shift]
-    native = QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory))
-    return PackedQuads(native, memory)
+    return QuadRows(len(weight), block, *(tensor.data_ptr() for tensor in memory)), memory
 
 
 def pack_dots(weight: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
-from typing import Any
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
+
+from autosparse.kernels.native_fields import addresses, fields, integers
 
 BITMASK_COLUMNS = 16
 INDEXED_BLOCK = 8
@@ -21,18 +21,15 @@ NORMALISE, LINEAR, ATTEND = range(3)
 INFINITY = float("inf")
 
 
-def _integers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, c_int64) for name in names]
-
-
 class Planes(Structure):
     """interface.h: Planes."""
 
     _fields_ = [
         ("first", c_void_p),
-        *_integers("channels", "plane_floats", "lead_floats", "images", "rows", "cols", "image_floats", "row_floats"),
-        *_integers("vectors"),
+        *integers("channels", "plane_pixels", "lead_pixels", "images", "rows", "cols", "image_pixels", "row_pixels", "vectors"),
         ("valid", c_void_p),
+        ("zero_point", c_int64),
+        ("scale", c_float),
     ]
 
 
@@ -47,25 +44,19 @@ class Op(Structure):
 
     _fields_ = [
         ("kind", c_int64),
-        ("input", POINTER(Planes)),
-        ("other", POINTER(Planes)),
-        ("output", POINTER(Planes)),
+        *fields(POINTER(Planes), "input", "other", "output"),
         ("outside", c_int64),
         ("finish", Finish),
-        *_integers("first_channel", "rows", "source", "tile_vectors"),
-        ("row_start", c_void_p),
-        ("terms", c_void_p),
-        ("blocks", c_void_p),
-        ("offsets", c_void_p),
-        *_integers("columns"),
+        *integers("first_channel", "rows", "source", "tile_vectors"),
+        *addresses("row_start", "terms", "blocks", "offsets"),
+        ("columns", c_int64),
         ("shifts", c_void_p),
-        *_integers("shift_count", "shift_floats"),
-        ("tap_weights", c_void_p),
-        ("tap_offsets", c_void_p),
-        *_integers("taps"),
+        *integers("shift_count", "shift_floats"),
+        *addresses("tap_weights", "tap_offsets"),
+        ("taps", c_int64),
         ("tap_finish", Finish),
         ("scale", c_float),
-        *_integers("step", "phase_planes"),
+        *integers("step", "phase_planes"),
         ("phases", c_void_p),
     ]
 
@@ -74,11 +65,10 @@ class Call(Structure):
     """interface.h: Call."""
 
     _fields_ = [
-        *_integers("images", "images_per_group", "threads", "together", "arena_floats"),
+        *integers("images", "images_per_group", "threads", "together", "arena_floats"),
         ("scratch", c_void_p),
-        *_integers("scratch_floats"),
-        ("inputs", POINTER(c_void_p)),
-        ("outputs", POINTER(c_void_p)),
+        ("scratch_floats", c_int64),
+        *fields(POINTER(c_void_p), "inputs", "outputs"),
         ("seconds", c_void_p),
     ]
 
@@ -86,103 +76,71 @@ class Call(Structure):
 class BitmaskLinear(Structure):
     """interface.h: BitmaskLinear."""
 
-    _fields_ = [
-        *_integers("rows", "words"),
-        ("row_start", c_void_p),
-        ("bits", c_void_p),
-        ("values", c_void_p),
-        ("finish", Finish),
-    ]
+    _fields_ = [*integers("rows", "words"), *addresses("row_start", "bits", "values"), ("finish", Finish)]
 
 
 class DenseLinear(Structure):
     """interface.h: DenseLinear."""
 
-    _fields_ = [*_integers("rows", "columns"), ("values", c_void_p), ("finish", Finish)]
+    _fields_ = [*integers("rows", "columns"), ("values", c_void_p), ("finish", Finish)]
 
 
 class IndexedLinear(Structure):
     """interface.h: IndexedLinear."""
 
-    _fields_ = [
-        *_integers("rows"),
-        ("row_start", c_void_p),
-        ("columns", c_void_p),
-        ("values", c_void_p),
-        ("finish", Finish),
-    ]
+    _fields_ = [("rows", c_int64), *addresses("row_start", "columns", "values"), ("finish", Finish)]
 
 
 class TermLinear(Structure):
     """interface.h: TermLinear."""
 
-    _fields_ = [
-        *_integers("rows", "columns", "tile_vectors"),
-        ("row_start", c_void_p),
-        ("terms", c_void_p),
-        ("finish", Finish),
-    ]
+    _fields_ = [*integers("rows", "columns", "tile_vectors"), *addresses("row_start", "terms"), ("finish", Finish)]
 
 
 class ScreenedLinear(Structure):
     """interface.h: ScreenedLinear."""
 
-    _fields_ = [
-        ("exact", DenseLinear),
-        *_integers("columns"),
-        ("coarse", c_void_p),
-        ("scales", c_void_p),
-        ("errors", c_void_p),
-    ]
+    _fields_ = [("exact", DenseLinear), ("columns", c_int64), *addresses("coarse", "scales", "errors")]
 
 
 class DecoderOp(Structure):
     """interface.h: DecoderOp."""
 
     _fields_ = [
-        *_integers("kind", "wait"),
-        ("input", c_void_p),
-        ("other", c_void_p),
-        ("output", c_void_p),
-        *_integers("output_step"),
+        *integers("kind", "wait"),
+        *addresses("input", "other", "output"),
+        ("output_step", c_int64),
         ("bitmask", POINTER(BitmaskLinear)),
         ("indexed", POINTER(IndexedLinear)),
         ("dense", POINTER(DenseLinear)),
         ("terms", POINTER(TermLinear)),
-        ("scale", c_void_p),
-        ("shift", c_void_p),
-        *_integers("columns"),
+        *addresses("scale", "shift"),
+        ("columns", c_int64),
         ("epsilon", c_float),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("seen", c_void_p),
-        *_integers("seen_stride", "heads", "width", "positions"),
+        *addresses("keys", "values", "seen"),
+        *integers("seen_stride", "heads", "width", "positions"),
     ]
 
 
 class DecoderCall(Structure):
     """interface.h: DecoderCall."""
 
-    _fields_ = [*_integers("batch", "position", "threads"), ("scratch", c_void_p), *_integers("scratch_floats")]
-
-
-def _function(result: Any, *arguments: Any) -> Any:
-    return ctypes.CFUNCTYPE(result, *arguments)
+    _fields_ = [*integers("batch", "position", "threads"), ("scratch", c_void_p), *integers("scratch_floats")]
 
 
 class InferenceTable(Structure):
     """interface.h: InferenceTable."""
 
     _fields_ = [
-        *_integers("lanes", "max_vectors", "dense_rows"),
-        ("run", _function(None, POINTER(Op), c_int64, POINTER(Call))),
-        ("linear_one", _function(None, POINTER(BitmaskLinear), c_int64, *[c_void_p] * 3)),
-        ("linear_dense", _function(None, POINTER(DenseLinear), c_int64, c_int64, *[c_void_p] * 3)),
-        ("linear_indexed", _function(None, POINTER(IndexedLinear), c_int64, *[c_void_p] * 3)),
-        ("linear_scratch", _function(c_int64, POINTER(TermLinear))),
-        ("linear_many", _function(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
-        ("largest_rows", _function(None, POINTER(ScreenedLinear), c_int64, c_int64, *[c_void_p] * 3)),
-        ("decode", _function(None, POINTER(DecoderOp), c_int64, POINTER(DecoderCall))),
+        *integers("lanes", "max_vectors", "dense_rows"),
+        ("run", CFUNCTYPE(None, POINTER(Op), c_int64, POINTER(Call))),
+        ("linear_one", CFUNCTYPE(None, POINTER(BitmaskLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_dense", CFUNCTYPE(None, POINTER(DenseLinear), c_int64, c_int64, *[c_void_p] * 3)),
+        ("linear_indexed", CFUNCTYPE(None, POINTER(IndexedLinear), c_int64, *[c_void_p] * 3)),
+        ("linear_scratch", CFUNCTYPE(c_int64, POINTER(TermLinear))),
+        ("linear_many", CFUNCTYPE(None, POINTER(TermLinear), c_int64, c_int64, *[c_void_p] * 4)),
+        ("largest_rows", CFUNCTYPE(None, POINTER(ScreenedLinear), c_int64, c_int64, *[c_void_p] * 3)),
+        ("decode", CFUNCTYPE(None, POINTER(DecoderOp), c_int64, POINTER(DecoderCall))),
     ]
 
 

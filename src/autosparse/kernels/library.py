@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from autosparse.kernels.inference_table import InferenceTable
 from autosparse.kernels.tiling import FLOAT_BYTES, VectorUnit
 from autosparse.kernels.training_table import TrainingTable
 
-INTERFACE_VERSION = 16
+INTERFACE_VERSION = 17
 FILE_NAME = "libautosparse_kernels.so"
 VARIABLE = "AUTOSPARSE_KERNELS"
 # What the kernels for bfloat16 activations multiply in: "bfloat16" or "float32"; unset, what this processor is faster in.
@@ -26,6 +27,7 @@ PAIRS_VARIABLE = "AUTOSPARSE_BFLOAT16"
 FOLDER_VARIABLE = "AUTOSPARSE_KERNELS_DIR"
 HALF_BYTES = 2  # of a bfloat16
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # the best first
+HALF_SET = "avx512_bf16"
 # of the eight-bit kernels, with those that multiply bytes in one instruction first
 BYTE_SETS = {"avx512": ("avx512_vnni", "avx512"), "avx2": ("avx_vnni", "avx2"), "portable": ("portable",)}
 HOW_TO_BUILD = "run `python -m autosparse.kernels.build`"
@@ -121,34 +123,23 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _byte_kernels(library: Any, names: tuple[str, ...]) -> ByteKernels:
-    """The first of these instruction sets that the processor has; the last goes with the float kernels, so it has that."""
+def byte_kernels(library: Any, names: Sequence[str]) -> ByteKernels | None:
+    """Of the first of these instruction sets that the processor has."""
     library.autosparse_byte_table.restype = POINTER(ByteTable)
     library.autosparse_byte_table.argtypes = [c_char_p]
-    found = {name: library.autosparse_byte_table(name.encode()) for name in names}
-    name = next(name for name, table in found.items() if table)
-    return ByteKernels(name, found[name].contents)
-
-
-def byte_kernels(name: str) -> ByteKernels | None:
-    """The eight-bit kernels of one instruction set; None if there is no library or this processor has none."""
-    try:
-        library = ctypes.CDLL(str(library_path()))
-        return _byte_kernels(library, (name,)) if library.autosparse_interface_version() == INTERFACE_VERSION else None
-    except (OSError, AttributeError, StopIteration):
-        return None
-
-
-def _half_kernels(library: Any, name: str) -> ByteKernels | None:
-    library.autosparse_half_table.restype = POINTER(ByteTable)
-    table = library.autosparse_half_table() if name == "avx512" else None
-    return ByteKernels("avx512_bf16", table.contents, number_bytes=2) if table else None
+    for name in names:
+        table = library.autosparse_byte_table(name.encode())
+        if table:
+            return ByteKernels(name, table.contents, HALF_BYTES if name == HALF_SET else 1)
+    return None
 
 
 def _kernels_of(name: str, tables: Any, library: Any) -> Kernels:
     training, inference = _taken_out(tables.training.contents), _taken_out(tables.inference.contents)
-    narrow = _byte_kernels(library, BYTE_SETS[name]), _half_kernels(library, name)
-    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, *narrow)
+    of_bytes = byte_kernels(library, BYTE_SETS[name])
+    assert of_bytes is not None, "the last set goes with the float kernels"
+    of_halves = byte_kernels(library, (HALF_SET,)) if name == "avx512" else None
+    engine = Engine(name, inference, inference.lanes, inference.max_vectors, inference.dense_rows, of_bytes, of_halves)
     choice = os.environ.get(PAIRS_VARIABLE, "").strip().lower()
     paired = None
     if choice == "bfloat16" or (choice != "float32" and library.autosparse_prefers_pairs()):

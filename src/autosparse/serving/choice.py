@@ -11,7 +11,8 @@ from torch import Tensor
 from autosparse.common.turns import clock_for, take_turns
 from autosparse.kernels.library import Engine
 from autosparse.serving.layout import PlaneGrid
-from autosparse.serving.operations import PreparedOp, Variant
+from autosparse.serving.operations import Variant
+from autosparse.serving.planar import PreparedOp
 from autosparse.serving.program import Program
 from autosparse.serving.steps import ConvolutionStep, Region
 

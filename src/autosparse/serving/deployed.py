@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -102,13 +103,11 @@ class Deployed(nn.Module):
             example = Example.of(inputs[0] if mapping else Example(inputs, named))
             seconds = seconds_of_linears(self, lambda: example.run(self), self.threads)
             regions = [part for part in self.modules() if isinstance(part, NativeRegion)]
-            handles = [region.register_forward_pre_hook(record) for region in regions]
-            try:
-                if handles:
+            with ExitStack() as hooks:
+                for region in regions:
+                    hooks.enter_context(region.register_forward_pre_hook(record))
+                if regions:
                     example.run(self)
-            finally:
-                for handle in handles:
-                    handle.remove()
         for part in self.modules():
             if isinstance(part, PackedLinear):
                 taken = seconds.get(part)

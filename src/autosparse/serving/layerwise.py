@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,13 +150,10 @@ def _observe(model: nn.Module, example: Example) -> Observed:
             counts = {first.shape[:-1].numel(), first.shape[0] if first.dim() > 2 else 1}
             observed.tokens[module] = sorted(max(1, count) for count in counts)
 
-    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            example.run(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
+        example.run(model)
     return observed
 
 
@@ -223,13 +221,9 @@ def _calls(model: nn.Module, part: nn.Module, batches: list[Example]) -> list[Ex
     def record(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         found.append(Example(inputs, named).fresh())
 
-    handle = part.register_forward_pre_hook(record, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                found.clear()
-                batch.run(model)
-                calls += found[:1]
-    finally:
-        handle.remove()
+    with part.register_forward_pre_hook(record, with_kwargs=True), torch.no_grad():
+        for batch in batches:
+            found.clear()
+            batch.run(model)
+            calls += found[:1]
     return calls

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -120,13 +123,20 @@ class PlanePool:
         self._free = merged
 
 
-class WindowRoom:
-    """The room that windows need around the pixels of a grid."""
+@dataclass
+class Grid:
+    """Pixels of a group of images in one flat stretch; `gap` separates rows and images, taps reach `back` and `ahead`."""
 
     size: Pair
-    gap: Pair
-    back: Pair
-    ahead: Pair
+    images: int
+    lanes: int  # pixels of a vector
+    gap: Pair = (0, 0)
+    back: Pair = (0, 0)
+    ahead: Pair = (0, 0)
+    # by zero point: what lies in the gaps
+    pools: defaultdict[int, PlanePool] = field(default_factory=lambda: defaultdict(PlanePool))
+
+    mask: ClassVar[torch.dtype]  # integers as large as the numbers of planes
 
     def need(self, taps: Taps, result: Pair) -> None:
         """Make room for a window's taps around results of this size."""
@@ -137,55 +147,64 @@ class WindowRoom:
         self.back = _larger(self.back, (-lowest[0], -lowest[1]))
         self.ahead = _larger(self.ahead, highest)
 
-
-@dataclass
-class PlaneGrid(WindowRoom):
-    """Pixels of a group of images in one flat stretch; `gap` zeros separate rows and images, taps reach `back` and `ahead`."""
-
-    size: Pair
-    images: int
-    lanes: int
-    gap: Pair = (0, 0)
-    back: Pair = (0, 0)
-    ahead: Pair = (0, 0)
-    planes: PlanePool = field(default_factory=PlanePool)
-    first: int = 0  # float in the arena where plane 0 begins
-
     @property
-    def row_floats(self) -> int:
+    def row_pixels(self) -> int:
         return self.size[1] + self.gap[1]
 
     @property
-    def image_floats(self) -> int:
-        return (self.size[0] + self.gap[0]) * self.row_floats
+    def image_pixels(self) -> int:
+        return (self.size[0] + self.gap[0]) * self.row_pixels
 
     @property
     def vectors(self) -> int:
-        last = (self.images - 1) * self.image_floats + (self.size[0] - 1) * self.row_floats + self.size[1]
+        last = (self.images - 1) * self.image_pixels + (self.size[0] - 1) * self.row_pixels + self.size[1]
         return -(-last // self.lanes)
 
     @property
-    def lead_floats(self) -> int:
-        return _lines(self.back[0] * self.row_floats + self.back[1]) * LINE
+    def plane_pixels(self) -> int:
+        raise NotImplementedError
 
     @property
-    def plane_floats(self) -> int:
-        # strided loads and the last vector of a tap run over the end
-        tail = self.ahead[0] * self.row_floats + self.ahead[1] + 2 * LINE
-        lines = _lines(self.lead_floats + self.vectors * self.lanes + tail)
-        # an odd number of cache lines: else all channels would compete for the same few sets of the cache
-        return (lines + 1 - lines % 2) * LINE
+    def lead_pixels(self) -> int:
+        """From where a plane's memory begins to its first pixel."""
+        raise NotImplementedError
+
+    def pool_pixels(self, zero_point: int) -> int:
+        """Memory of the planes with this zero point."""
+        return self.pools[zero_point].count * self.plane_pixels
 
     def offset(self, rows: int, cols: int) -> int:
-        return rows * self.row_floats + cols
+        return rows * self.row_pixels + cols
+
+    def places(self, taps: Taps, channels: int = 1) -> Tensor:
+        """Where taps lie in the planes of these channels, phase by phase."""
+        begin = {phase: number * channels * self.plane_pixels for number, phase in enumerate(taps.phases)}
+        return torch.tensor([begin[phase] + self.offset(row, col) for phase, row, col in taps.places])
 
     def valid(self, size: Pair) -> Tensor:
         """All bits set where a value of this size has a pixel."""
-        flat = torch.zeros(self.vectors * self.lanes + self.image_floats, dtype=torch.int32)
+        flat = torch.zeros(self.vectors * self.lanes + self.image_pixels, dtype=self.mask)
         for image in range(self.images):
-            place = flat[image * self.image_floats :][: self.image_floats].view(-1, self.row_floats)
-            place[: size[0], : size[1]] = -1
+            place = flat[image * self.image_pixels :][: self.image_pixels].view(-1, self.row_pixels)
+            place[: size[0], : size[1]].bitwise_not_()
         return flat[: self.vectors * self.lanes].clone()
+
+
+class PlaneGrid(Grid):
+    """Planes of floats, each with zeros before its first pixel and behind its last one."""
+
+    mask = torch.int32
+
+    @property
+    def lead_pixels(self) -> int:
+        return _lines(self.offset(*self.back)) * LINE
+
+    @property
+    def plane_pixels(self) -> int:
+        # strided loads and the last vector of a tap run over the end
+        lines = _lines(self.lead_pixels + self.vectors * self.lanes + self.offset(*self.ahead) + 2 * LINE)
+        # an odd number of cache lines: else all channels would compete for the same few sets of the cache
+        return (lines + 1 - lines % 2) * LINE
 
 
 def _larger(a: Pair, b: Pair) -> Pair:
@@ -196,9 +215,9 @@ def _lines(floats: int) -> int:
     return -(-floats // LINE)
 
 
-def grids_for(region: Region, sizes: dict[int, Extent], images: int, lanes: int) -> dict[Pair, PlaneGrid]:
+def grids_for(region: Region, sizes: dict[int, Extent], new: Callable[[Pair], Grid]) -> dict[Pair, Grid]:
     """The grids of a region, with room for every window."""
-    grids = {extent.grid: PlaneGrid(extent.grid, images, lanes) for extent in sizes.values()}
+    grids = {extent.grid: new(extent.grid) for extent in sizes.values()}
     for step in region.steps:
         result = sizes[step.output]
         if isinstance(step, ConvolutionStep | PoolStep):

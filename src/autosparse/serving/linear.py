@@ -40,6 +40,7 @@ def weights_in_caches(model: nn.Module) -> bool:
 class PackedLinear(NativeModule):
     """max(low, min(high, x @ weight.T + bias + other)) for any number of tokens."""
 
+    torch_way: ClassVar[str] = TORCH
     # seconds by way, for layers of one shape and density: measured once
     _seconds: ClassVar[dict[tuple[object, ...], dict[str, float]]] = {}
 
@@ -58,20 +59,26 @@ class PackedLinear(NativeModule):
         super().__init__(threads)
         self.name, self.engine, self.low, self.high = name, engine, low, high
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
         self.join = join  # adds `other` in torch
         self.rank = rank  # dimensions of the input, where a batch norm was folded for them
         self.why_float = ""  # though int8 was asked for
-        self.density = float((layer.weight != 0).sum()) / max(layer.weight.numel(), 1)
-        # whether the native engine can compute it
-        parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-        self.usable = engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
         self.measured: dict[int, str] = {}  # by number of tokens
         self.tiles: dict[str, int] = {}  # by way, where widths are measured, too: see ByteLinear
         self._ways: dict[int, str] = {}  # the same for all numbers that were met
-        self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and vectors per tile
+        self._weights: dict[tuple[str, int], Any] = {}  # packed, by way and width of a tile
         self._memory: list[Tensor] = []
-        self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), low, high)
+        self._take_weight(layer)
+
+    def _take_weight(self, layer: nn.Linear) -> None:
+        self.weight, self.bias = layer.weight, layer.bias
+        self.density = float((layer.weight != 0).sum()) / max(layer.weight.numel(), 1)
+        # whether the native engine can compute it
+        parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        self.usable = self.engine is not None and all(readable(p) and p.is_contiguous() and p.numel() for p in parameters)
+        self._finish = native.Finish(None if layer.bias is None else layer.bias.data_ptr(), self.low, self.high)
+
+    def layer_names(self) -> list[str]:
+        return [self.name]
 
     def ways(self, tokens: int) -> list[str]:
         """How this number of tokens can be computed."""
@@ -116,11 +123,14 @@ class PackedLinear(NativeModule):
         ways = self.ways(tokens)
         near = min(self.measured, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
         way = ways[0] if near is None else self.measured[near]
-        # what is sparse for one number is sparse for others too, if not in the same form
-        return way if way in ways else ways[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
+        return way if way in ways else self._instead(way, ways)
+
+    def _instead(self, way: str, ways: list[str]) -> str:
+        """What is sparse for one number of tokens is sparse for others too, if not in the same form."""
+        return ways[0] if way in (BITMASK, INDEXED, TERMS) else TORCH
 
     def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
-        return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
+        return self.dense(x, other) if way == self.torch_way else self.natively(way, x, other)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         if self._takes(input, other):
@@ -184,18 +194,23 @@ class PackedLinear(NativeModule):
         return copied
 
     def _weight(self, way: str, tokens: int) -> Any:
-        """The packed weight; terms are for tiles as wide as these tokens need, as far as a tile stays in cache."""
+        """The packed weight."""
+        key = way, self._width(way, tokens)
+        if key not in self._weights:
+            with self._lock:
+                if key not in self._weights:
+                    self._weights[key] = self._pack(*key)
+        return self._weights[key]
+
+    def _width(self, way: str, tokens: int) -> int:
+        """Terms are for tiles of as many vectors as these tokens need, as far as a tile stays in cache."""
         vectors = 1
         if way == TERMS:
             assert self.engine is not None
             lanes = self.engine.lanes
             while vectors < min(MAX_TILE_VECTORS, tokens / lanes) and 2 * vectors * lanes * self.in_features <= TILE_FLOATS:
                 vectors *= 2
-        if (way, vectors) not in self._weights:
-            with self._lock:
-                if (way, vectors) not in self._weights:
-                    self._weights[way, vectors] = self._pack(way, vectors)
-        return self._weights[way, vectors]
+        return vectors
 
     def _pack(self, way: str, vectors: int) -> Any:
         assert self.engine is not None

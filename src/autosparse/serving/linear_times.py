@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -27,15 +28,12 @@ def seconds_of_linears(model: nn.Module, call: Callable[[], object], threads: in
         spent[layer] += clock() - began[layer]
 
     least = dict.fromkeys(layers, math.inf)
-    handles = [
-        hook for layer in layers for hook in (layer.register_forward_pre_hook(before), layer.register_forward_hook(after))
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(before))
+            hooks.enter_context(layer.register_forward_hook(after))
         for _ in range(ROUNDS if layers else 0):
             spent.update(dict.fromkeys(layers, 0.0))
             call()
             least = {layer: min(least[layer], spent[layer]) for layer in layers}
-    finally:
-        for handle in handles:
-            handle.remove()
     return {layer: seconds for layer, seconds in least.items() if seconds > 0}

@@ -63,6 +63,10 @@ class NativeModule(nn.Module):
         self.threads = 1
         self._lock = threading.Lock()
 
+    def layer_names(self) -> list[str]:
+        """The model's layers that it computes."""
+        raise NotImplementedError
+
     def __deepcopy__(self, memo: object) -> NativeModule:
         raise RuntimeError("a deployed model cannot be copied; deploy the plain model again")
 
@@ -152,7 +156,6 @@ class NativeRegion(NativeModule):
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def layer_names(self) -> list[str]:
-        """The model's layers that it computes."""
         steps = [step for _, step in self._convolutions()]
         return [step.name for step in steps] + [step.before.name for step in steps if step.before is not None]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import pointer
 from dataclasses import dataclass
 
@@ -12,9 +11,8 @@ from torch import Tensor
 from autosparse.kernels import inference_table as native
 from autosparse.kernels.library import Engine
 from autosparse.serving.layout import PlaneGrid, Taps, step_taps
+from autosparse.serving.planar import FLOAT_BYTES, PlanarOperations, PreparedOp, TakeSplit
 from autosparse.serving.steps import ConcatStep, ConvolutionStep, PoolStep, Step, SumStep
-
-TakeSplit = Callable[[native.Planes, int, PlaneGrid, int], native.Planes]
 
 
 @dataclass(frozen=True)
@@ -29,37 +27,14 @@ class Variant:
         return f"{'sparse' if self.sparse else 'dense'} x{self.tile_vectors}{' aligned' if self.aligned else ''}"
 
 
-@dataclass(eq=False)
-class PreparedOp:
-    """A sparse or dense operation and the memory it points to."""
+class Operations(PlanarOperations):
+    """Operations on floats."""
 
-    op: native.Op
-    memory: list[Tensor]
-
-    def retiled(self, tile_vectors: int) -> PreparedOp:
-        """The same on tiles of another size, where the weights do not depend on it."""
-        op = native.Op.from_buffer_copy(self.op)
-        op.tile_vectors = tile_vectors
-        return PreparedOp(op, self.memory)
-
-
-class Operations:
-    """Makes operations and owns the memory they point to."""
+    operation = native.Op
 
     def __init__(self, engine: Engine, take_split: TakeSplit) -> None:
-        self.engine, self._take_split = engine, take_split
-        self.scratch = 0
-        self._memory: list[Tensor] = []
-        self._splits: dict[tuple[int, int, tuple[int, ...]], native.Planes] = {}
-
-    def load(self, outside: int, target: native.Planes) -> native.Op:
-        return native.Op(kind=native.LOAD, output=pointer(target), outside=outside)
-
-    def store(self, outside: int, source: native.Planes) -> native.Op:
-        return native.Op(kind=native.STORE, input=pointer(source), outside=outside)
-
-    def mean(self, outside: int, source: native.Planes) -> native.Op:
-        return native.Op(kind=native.MEAN, input=pointer(source), outside=outside)
+        super().__init__(take_split, FLOAT_BYTES)
+        self.engine = engine
 
     def of(
         self, step: Step, sources: list[native.Planes], target: native.Planes, grid: PlaneGrid, variant: Variant | None
@@ -77,11 +52,8 @@ class Operations:
             return [self._windows(step, op, grid)]
         assert isinstance(step, ConvolutionStep)
         assert variant is not None
-        ops = []
-        taps = step_taps(step)
-        if taps.step > 1:
-            ops.extend(self._split(taps, sources[0], grid))
-            op.input = pointer(self._splits[self._split_key(taps, sources[0])])
+        ops, source = self._split(step_taps(step), sources[0], grid)
+        op.input = pointer(source)
         if len(sources) > 1:
             op.other = pointer(sources[1])
         prepared = self.prepare(step, op, grid, variant)
@@ -106,40 +78,15 @@ class Operations:
             op.kind = native.MAX_POOL if step.largest else native.MEAN_POOL
             op.tap_finish = native.Finish(None, step.low, step.high)
             op.scale = 1.0 / (step.kernel[0] * step.kernel[1])
-            self._tap_offsets(op, taps, grid)
-        op.step = taps.step
-        op.phases = self._phases(taps)
-        op.phase_planes = len(taps.phases)
-        self.scratch = max(self.scratch, len(taps.phases) * grid.plane_floats)
+            self._set_taps(op, taps, grid)
+        self._set_phases(op, taps)
+        self.scratch = max(self.scratch, len(taps.phases) * grid.plane_pixels)
         return op
 
     def _depthwise(self, op: native.Op, step: ConvolutionStep, grid: PlaneGrid) -> None:
         op.tap_weights = self._keep(step.weight.flatten(1).float())
         op.tap_finish = native.Finish(self._bias(step), step.low, step.high)
-        self._tap_offsets(op, step_taps(step), grid)
-
-    def _tap_offsets(self, op: native.Op, taps: Taps, grid: PlaneGrid) -> None:
-        plane = {phase: number for number, phase in enumerate(taps.phases)}
-        offsets = [plane[phase] * grid.plane_floats + grid.offset(row, col) for phase, row, col in taps.places]
-        op.tap_offsets = self._keep(torch.tensor(offsets, dtype=torch.int32))
-        op.taps = len(offsets)
-
-    def _phases(self, taps: Taps) -> int:
-        numbers = [taps.phases.index(phase) if phase in taps.phases else -1 for phase in range(taps.step**2)]
-        return self._keep(torch.tensor(numbers, dtype=torch.int32))
-
-    def _split_key(self, taps: Taps, source: native.Planes) -> tuple[int, int, tuple[int, ...]]:
-        return id(source), taps.step, taps.phases
-
-    def _split(self, taps: Taps, source: native.Planes, grid: PlaneGrid) -> list[native.Op]:
-        key = self._split_key(taps, source)
-        if key in self._splits:
-            return []
-        target = self._splits[key] = self._take_split(source, source.channels * len(taps.phases), grid, taps.step)
-        op = native.Op(kind=native.SPLIT, input=pointer(source), output=pointer(target), step=taps.step)
-        op.phases = self._phases(taps)
-        op.phase_planes = len(taps.phases)
-        return [op]
+        self._set_taps(op, step_taps(step), grid)
 
     # ---- products of channels --------------------------------------------------------------------------------------------
 
@@ -169,16 +116,12 @@ class Operations:
             self.scratch = max(self.scratch, step.in_channels * channels)
         else:
             op.source = native.DIRECT
-            channels = grid.plane_floats
-            places = torch.tensor([self._place(taps, tap, step.in_channels, grid) for tap in range(len(taps.places))])
+            channels = grid.plane_pixels
+            places = grid.places(taps, step.in_channels)
         columns = torch.arange(step.weight.shape[1])[:, None] * channels + places
         group_floats = step.weight.shape[1] * channels
         self._weights(op, step, columns.flatten(), group_floats, variant.sparse)
         return op
-
-    def _place(self, taps: Taps, tap: int, channels: int, grid: PlaneGrid) -> int:
-        phase, row, col = taps.places[tap]
-        return taps.phases.index(phase) * channels * grid.plane_floats + grid.offset(row, col)
 
     def _shifts(self, op: native.Op, taps: Taps, grid: PlaneGrid, variant: Variant) -> tuple[int, Tensor]:
         """One copy of the tile for every remainder of the taps' offsets; returns floats per channel and the taps' places."""
@@ -220,9 +163,3 @@ class Operations:
 
     def _bias(self, step: ConvolutionStep) -> int | None:
         return None if step.bias is None else self._keep(step.bias.detach().float())
-
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of a tensor that lives as long as the operations do."""
-        tensor = tensor.contiguous().clone()
-        self._memory.append(tensor)
-        return tensor.data_ptr()

@@ -7,8 +7,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from autosparse.layer import is_transposed_linear
 from autosparse.serving.kinds import is_convolution, is_linear
-from autosparse.serving.linear import TORCH, PackedLinear
-from autosparse.serving.native import LayerChoice, NativeRegion
+from autosparse.serving.linear import TORCH
+from autosparse.serving.native import LayerChoice, NativeModule
 from autosparse.serving.preparation import Preparation
 from autosparse.serving.regions import why_not
 
@@ -22,12 +22,7 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def layers_in_torch(layers: dict[str, nn.Module], served: nn.Module, preparation: Preparation) -> list[LayerChoice]:
     """The layers of the plain model that neither the engine nor a packed layer computes in the served one."""
-    replaced: set[str] = set()
-    for part in served.modules():
-        if isinstance(part, NativeRegion):
-            replaced.update(part.layer_names())
-        elif isinstance(part, PackedLinear):
-            replaced.add(part.name)
+    replaced = {name for part in served.modules() if isinstance(part, NativeModule) for name in part.layer_names()}
     rows = []
     for name, module in layers.items():
         holder = layers.get(name.rpartition(".")[0])

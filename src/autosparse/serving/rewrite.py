@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autosparse.common.graphs import RELUS, calls
+from autosparse.common.graphs import RELUS, calls, visit_values
 from autosparse.kernels.library import Engine
 from autosparse.serving.agreement import DiffersError
 from autosparse.serving.capture import Captured, is_sum, layer_name, module_of, one_line, shape_of, trace, with_shapes
@@ -103,15 +103,11 @@ def _values(graph: fx.GraphModule, nodes: tuple[fx.Node, ...], tensors: list[Ten
     """What some nodes compute for the example's tensors."""
     values: dict[fx.Node, Tensor] = {}
 
-    class Recorder(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> object:
-            result = super().run_node(n)
-            if n in nodes:
-                values[n] = result.clone()
-            return result
+    def keep(node: fx.Node, value: Tensor) -> None:
+        if node in nodes:
+            values[node] = value.clone()
 
-    with torch.no_grad():
-        Recorder(graph).run(*(tensor.clone() for tensor in tensors))
+    visit_values(graph, tensors, keep)
     return [values[node] for node in nodes]
 
 

@@ -53,6 +53,9 @@ extern "C" const Tables* autosparse_tables(const char* name) {
 
 extern "C" const ByteTable* autosparse_byte_table(const char* name) {
 #if defined(__x86_64__)
+    if (std::strcmp(name, "avx512_bf16") == 0) {
+        return has_avx512() && __builtin_cpu_supports("avx512bf16") ? &kAvx512Halves : nullptr;
+    }
     if (std::strcmp(name, "avx512_vnni") == 0) {
         return has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512VnniBytes : nullptr;
     }
@@ -93,15 +96,4 @@ extern "C" int32_t autosparse_prefers_pairs() {
 #else
     return 0;
 #endif
-}
-
-extern "C" const ByteTable* autosparse_half_table() {
-#if defined(__x86_64__)
-    // leaf 7, sub-leaf 1: vdpbf16ps
-    unsigned int a = 0, b = 0, c = 0, d = 0;
-    if (has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) != 0) {
-        return &kAvx512Halves;
-    }
-#endif
-    return nullptr;
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from autosparse.common.graphs import visit_values
 from autosparse.kernels.library import Engine
 from autosparse.serving.agreement import NARROW_TOLERANCE, DiffersError, by_how_much, relative
 from autosparse.serving.capture import layer_name, module_of, shape_of
@@ -139,10 +140,14 @@ def _observed(
 ) -> tuple[dict[fx.Node, Tensor | None], dict[fx.Node, Range]]:
     """The ranges of all these nodes, and some of what the second ones give for the first batch."""
     watched, sources = nodes
-    samples = _Samples(graph, sources)
-    with torch.no_grad():
-        samples.run(*(tensor.clone() for tensor in tensors[0]))
-    return samples.found, observe_nodes(graph, watched | sources, tensors, quantization.observer, where)
+    samples: dict[fx.Node, Tensor | None] = {}
+
+    def keep_sample(node: fx.Node, value: Any) -> None:
+        if node in sources and isinstance(value, Tensor) and value.dim() and value.numel():
+            samples[node] = sample_of(value)
+
+    visit_values(graph, tensors[0], keep_sample)
+    return samples, observe_nodes(graph, watched | sources, tensors, quantization.observer, where)
 
 
 def _is_byte_linear(node: fx.Node, graph: fx.GraphModule, quantization: Quantization) -> bool:
@@ -158,21 +163,6 @@ def _tensors(signature: Signature, batch: Example, number: int) -> list[Tensor]:
     if tensors is None:
         raise CalibrationError(f"calibration batch {number} is a call unlike the example's")
     return tensors
-
-
-class _Samples(fx.Interpreter):
-    """Keeps some of what linear layers read."""
-
-    def __init__(self, graph: fx.GraphModule, nodes: set[fx.Node]) -> None:
-        super().__init__(graph)
-        self._nodes = nodes
-        self.found: dict[fx.Node, Tensor | None] = {}
-
-    def run_node(self, n: fx.Node) -> object:
-        result = super().run_node(n)
-        if n in self._nodes and isinstance(result, Tensor) and result.dim() and result.numel():
-            self.found[n] = sample_of(result)
-        return result
 
 
 def byte_region(
@@ -233,16 +223,11 @@ def _convolution_values(
     wanted = {planned.values[step.output].name: step.output for step in steps if isinstance(step, ConvolutionStep)}
     found: dict[int, Tensor] = {}
 
-    class Recorder(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> object:
-            result = super().run_node(n)
-            if n.name in wanted:
-                assert isinstance(result, Tensor)
-                found[wanted[n.name]] = result.clone()
-            return result
+    def keep(node: fx.Node, value: Tensor) -> None:
+        if node.name in wanted:
+            found[wanted[node.name]] = value.clone()
 
-    with torch.no_grad():
-        Recorder(plain).run(*(x.clone() for x in inputs))
+    visit_values(plain, inputs, keep)
     return found
 
 

@@ -16,7 +16,7 @@ from autosparse.quantization.affine import dequantize_weight
 from autosparse.serving.choice import fastest
 from autosparse.serving.kinds import origin_of
 from autosparse.serving.linear import ALIGNMENT, PackedLinear
-from autosparse.serving.native import LayerChoice, NativeModule, readable
+from autosparse.serving.native import LayerChoice
 from autosparse.serving.quantized.choice import WORTH_A_TRY, work
 from autosparse.serving.quantized.operations import ByteProduct
 from autosparse.serving.quantized.steps import Affine, ByteRows, Range
@@ -34,6 +34,8 @@ ROUNDS = 5
 class ByteLinear(PackedLinear):
     """max(low, min(high, bytes of x @ weight.T + bias + other)) for any number of tokens; holds no float32 weight."""
 
+    torch_way = TORCH
+
     def __init__(
         self,
         name: str,
@@ -48,24 +50,19 @@ class ByteLinear(PackedLinear):
         rank: int | None = None,
         correction: Tensor | None = None,
     ) -> None:
-        NativeModule.__init__(self, threads)
-        self.name, self.engine, self.low, self.high, self.join, self.rank = name, engine, low, high, join, rank
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+        super().__init__(name, layer, engine, threads, low, high, join=join, rank=rank)
+        if correction is not None:  # what the bias lacks in eight bits
+            self.bias = correction if self.bias is None else self.bias + correction  # type: ignore[assignment]
         self.affine = Affine.covering(*input_range)
+        self.error: float | None = None
+        self._product = self._scaled()
+
+    def _take_weight(self, layer: nn.Linear) -> None:
         self.rows = ByteRows.of(layer.weight, origin_of(layer))
         self.integers, self.scales = self.rows.integers, self.rows.scales
         self.bias = None if layer.bias is None else layer.bias.detach().float().clone()  # type: ignore[assignment]
-        if correction is not None:  # what the bias lacks in eight bits
-            self.bias = correction if self.bias is None else self.bias + correction  # type: ignore[assignment]
         self.density = float((self.integers != 0).sum()) / max(self.integers.numel(), 1)
         self.usable = layer.weight.numel() > 0
-        self.error: float | None = None
-        self.measured: dict[int, str] = {}
-        self._ways: dict[int, str] = {}
-        self._weights: dict[tuple[str, int], native.ByteLinear] = {}
-        self.tiles: dict[str, int] = {}  # chunks of tokens that were fastest, by way
-        self._memory = []
-        self._product = self._scaled()
 
     def _scaled(self) -> ByteProduct:
         """From sums of integers to real numbers: the zero point goes into the bias."""
@@ -132,14 +129,8 @@ class ByteLinear(PackedLinear):
             self._weights.clear()
             self._memory.clear()
 
-    def _nearest(self, tokens: int) -> str:
-        ways = self.ways(tokens)
-        near = min(self.measured, key=lambda count: max(count, tokens) / max(min(count, tokens), 1), default=None)
-        way = ways[0] if near is None else self.measured[near]
-        return way if way in ways else ways[-1]
-
-    def compute(self, way: str, x: Tensor, other: Tensor | None) -> Tensor:
-        return self.dense(x, other) if way == TORCH else self.natively(way, x, other)
+    def _instead(self, way: str, ways: list[str]) -> str:
+        return ways[-1]
 
     def dense(self, x: Tensor, other: Tensor | None) -> Tensor:
         """In torch, for what native code cannot read, with the same rounding."""
@@ -152,7 +143,7 @@ class ByteLinear(PackedLinear):
         result = x.new_empty((*x.shape[:-1], self.out_features))
         x = x.contiguous()
         other = None if other is None else other.contiguous()
-        weight = self._packed(way, tokens)
+        weight = self._weight(way, tokens)
         size = table.linear_scratch(byref(weight), tokens) * (1 if way == DOTS else self.threads)
         scratch = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         aligned = scratch.data_ptr() + -scratch.data_ptr() % ALIGNMENT
@@ -161,19 +152,14 @@ class ByteLinear(PackedLinear):
         compute(byref(weight), tokens, self.threads, *sources, aligned, result.data_ptr())
         return result
 
-    def _packed(self, way: str, tokens: int) -> native.ByteLinear:
-        """The packed weight; quads are for tiles as wide as these tokens need."""
-        chunks = 1
-        if way != DOTS:
-            most = self.engine.bytes.max_chunks(_block(way)) if self.engine else 1
-            chunks = min(most, -(-tokens // native.CHUNK_PIXELS), self.tiles.get(way, TILES[-1]))
-        if (way, chunks) not in self._weights:
-            with self._lock:
-                if (way, chunks) not in self._weights:
-                    self._weights[way, chunks] = self._pack_bytes(way, chunks)
-        return self._weights[way, chunks]
+    def _width(self, way: str, tokens: int) -> int:
+        """Quads are for tiles of as many chunks as these tokens need."""
+        if way == DOTS or self.engine is None:
+            return 1
+        most = self.engine.bytes.max_chunks(_block(way))
+        return min(most, -(-tokens // native.CHUNK_PIXELS), self.tiles.get(way, TILES[-1]))
 
-    def _pack_bytes(self, way: str, chunks: int) -> native.ByteLinear:
+    def _pack(self, way: str, chunks: int) -> native.ByteLinear:
         product = self._product
         packed = native.ByteLinear(
             columns=self.in_features, inverse_scale=1.0 / self.affine.scale, zero_point=self.affine.zero_point,
@@ -185,9 +171,8 @@ class ByteLinear(PackedLinear):
             packed.weights = native.QuadRows(self.out_features, 1, None, None, scale_at, bias_at)
             return packed
         offsets = torch.arange(self.in_features)[None] * chunks * native.CHUNK_PIXELS
-        quads = native.quad_rows(product.weight, offsets, product.scale, product.bias, _block(way))
-        self._memory += quads.memory
-        packed.weights = quads.native
+        packed.weights, memory = native.quad_rows(product.weight, offsets, product.scale, product.bias, _block(way))
+        self._memory += memory
         return packed
 
     def choice(self) -> LayerChoice:
@@ -198,9 +183,6 @@ class ByteLinear(PackedLinear):
             self.name, "linear", self.integers.numel(), self.density, how or "int8",
             precision="int8", range=(low, high), error=self.error,
         )  # fmt: skip
-
-    def _takes(self, x: Tensor, other: Tensor | None) -> bool:
-        return super()._takes(x, other) and readable(x)
 
 
 def _block(way: str) -> int:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from autosparse.serving.capture import Captured
 from autosparse.serving.kinds import is_convolution, is_linear
-from autosparse.serving.linear import PackedLinear
-from autosparse.serving.native import NativeRegion
+from autosparse.serving.native import NativeModule
 from autosparse.serving.quantized.linear import ByteLinear
 from autosparse.serving.quantized.region import ByteRegion
 from autosparse.serving.quantized.steps import ByteRows, QuantizedConvolution
@@ -47,7 +46,7 @@ def without_floats(
 ) -> dict[str, Tensor | PlainRows]:
     """The tensors of a model without the weights that only int8 layers hold; a tied one is one object under its names."""
     rows = {name: found for part in served.modules() for name, found in _byte_rows(part).items()}
-    in_float = {name for part in served.modules() for name in _float_names(part)} | set(in_torch)
+    in_float = _names(served, in_bytes=False) | set(in_torch)
     replaced: dict[int, PlainRows] = {}
     in_bytes: Counter[int] = Counter()  # layers that hold a weight and compute in int8 alone
     for name in rows.keys() - in_float:
@@ -63,7 +62,7 @@ def without_floats(
 
 def forget_replaced(model: nn.Module, served: nn.Module) -> None:
     """Empty the plain weights of layers that became integers, in the model behind a served one; no call can need them."""
-    integers = {name for part in served.modules() for name in _names(part)}
+    integers = _names(served, in_bytes=True)
     captured = [part for part in served.modules() if isinstance(part, Captured)]
     live = {id(parameter) for parameter in served.parameters()}
     for prefix, plain in [("", model), *((part.name if part is not served else "", part.plain) for part in captured)]:
@@ -72,7 +71,7 @@ def forget_replaced(model: nn.Module, served: nn.Module) -> None:
             if full in integers and (is_linear(layer) or is_convolution(layer)):
                 _empty(layer, live)
     for part in captured:
-        if any(_names(inner) for inner in part.modules()):
+        if _names(part, in_bytes=True):
             part.__dict__["forgotten"] = True
 
 
@@ -86,16 +85,10 @@ def _byte_rows(part: nn.Module) -> dict[str, ByteRows]:
     return {step.name: step.rows for step in convolutions if step.rows is not None}
 
 
-def _float_names(part: nn.Module) -> list[str]:
-    if isinstance(part, NativeRegion) and not isinstance(part, ByteRegion):
-        return part.layer_names()
-    return [part.name] if isinstance(part, PackedLinear) and not isinstance(part, ByteLinear) else []
-
-
-def _names(part: nn.Module) -> list[str]:
-    if isinstance(part, ByteRegion):
-        return part.layer_names()
-    return [part.name] if isinstance(part, ByteLinear) else []
+def _names(served: nn.Module, in_bytes: bool) -> set[str]:
+    """The layers that the engines for narrow numbers compute, or those that the one for floats does."""
+    native = (part for part in served.modules() if isinstance(part, NativeModule))
+    return {name for part in native if isinstance(part, ByteLinear | ByteRegion) == in_bytes for name in part.layer_names()}
 
 
 def _empty(layer: nn.Module, live: set[int]) -> None:

@@ -9,9 +9,6 @@
 #include "rows.h"
 #include "worker.h"
 
-// With at least this many tiles for every thread, whole tiles are dealt out; else the output channels are shared too.
-constexpr int64_t kManyTiles = 4;
-
 // Copies a tile once for every misalignment of its taps.
 template <class Simd>
 void pack_aligned(const Op& op, const float* input, int64_t vectors, float* tile) {
@@ -19,7 +16,7 @@ void pack_aligned(const Op& op, const float* input, int64_t vectors, float* tile
     for (int64_t channel = 0; channel < in.channels; ++channel) {
         float* to = tile + channel * op.shift_floats;
         for (int64_t s = 0; s < op.shift_count; ++s) {
-            const float* from = input + channel * in.plane_floats + op.shifts[s].first;
+            const float* from = input + channel * in.plane_pixels + op.shifts[s].first;
             for (int64_t v = 0; v < vectors + op.shifts[s].vectors; ++v) {
                 Simd::store(to + v * Simd::lanes, Simd::load_unaligned(from + v * Simd::lanes));
             }
@@ -40,7 +37,7 @@ const float* prepare(const Op& op, const float* input, int64_t vectors, float* t
         return tile;
     }
     for (int64_t channel = 0; channel < in.channels; ++channel) {
-        depthwise_channel<Simd>(op, channel, input + channel * in.plane_floats, vectors, nullptr,
+        depthwise_channel<Simd>(op, channel, input + channel * in.plane_pixels, vectors, nullptr,
                                 tile + channel * op.tile_vectors * Simd::lanes);
     }
     return tile;
@@ -61,8 +58,7 @@ void dense_tile(const Op& op, int64_t begin, int64_t end, const float* input, Ta
 template <class Simd>
 void run_convolution(const Op& op, const Worker& worker) {
     const Planes& out = *op.output;
-    const int64_t tiles = divide_up(out.vectors, op.tile_vectors);
-    const int64_t parts = tiles % worker.count == 0 || tiles >= kManyTiles * worker.count ? 1 : worker.count;
+    const int64_t tiles = divide_up(out.vectors, op.tile_vectors), parts = parts_of(tiles, worker.count);
     const int64_t block = op.kind == kDense ? Simd::dense_rows : 1;
     const int64_t blocks = divide_up(op.rows, block);
     int64_t prepared = -1;
@@ -77,8 +73,8 @@ void run_convolution(const Op& op, const Worker& worker) {
         }
         const int64_t begin = share_begin(blocks, parts, part) * block;
         const int64_t end = smaller(share_begin(blocks, parts, part + 1) * block, op.rows);
-        const Target target = {worker.planes(out) + at, out.plane_floats, op.other ? worker.planes(*op.other) + at : nullptr,
-                               op.other ? op.other->plane_floats : 0, out.valid + at};
+        const Target target = {worker.planes(out) + at, out.plane_pixels, op.other ? worker.planes(*op.other) + at : nullptr,
+                               op.other ? op.other->plane_pixels : 0, static_cast<const uint32_t*>(out.valid) + at};
         if (op.kind == kDense) {
             dense_tile<Simd>(op, begin, end, input, target, vectors);
         } else {

@@ -14,4 +14,9 @@ struct Activation {
     typename Simd::Vec operator()(typename Simd::Vec value) const { return Simd::min(high, Simd::max(low, value)); }
 };
 
+static inline float bounded(float value, float low, float high) {
+    value = value < low ? low : value;  // in this order NaN passes through
+    return value > high ? high : value;
+}
+
 static inline float bias_of(const Finish& finish, int64_t channel) { return finish.bias ? finish.bias[channel] : 0.0f; }

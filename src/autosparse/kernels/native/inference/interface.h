@@ -16,15 +16,17 @@ struct Term {
     float value;
 };
 
-// A tensor of the engine. Pixel (image, row, col) of a channel lies at image * image_floats + row * row_floats + col.
+// A tensor of an engine. Pixel (image, row, col) of a channel lies at image * image_pixels + row * row_pixels + col.
 struct Planes {
-    float* first;                              // channel 0, pixel 0, of worker 0
-    int64_t channels, plane_floats;            // floats from a channel to the next
-    int64_t lead_floats;                       // zeros before a plane's pixel 0; as many as taps reach back
-    int64_t images, rows, cols;                // what is valid; everything else in a plane is zero
-    int64_t image_floats, row_floats;
+    void* first;                               // channel 0, pixel 0, of worker 0
+    int64_t channels, plane_pixels;            // pixels from a channel to the next
+    int64_t lead_pixels;                       // before a plane's pixel 0, or the first plane's: as many as taps reach back
+    int64_t images, rows, cols;                // what is valid; everything else in a plane is zero, or the zero point
+    int64_t image_pixels, row_pixels;
     int64_t vectors;                           // vectors that cover the pixels of all tensors of this size
-    const uint32_t* valid;                     // [vectors * lanes]: all bits set at valid pixels, none elsewhere
+    const void* valid;                         // a number for every pixel of these: all bits set where it is valid, else none
+    int64_t zero_point;                        // of bytes, for which value = scale * (byte - zero_point); else 0 and 1
+    float scale;
 };
 
 // What an operation does with a sum before it is stored.
@@ -37,7 +39,7 @@ enum OpKind : int64_t {
     kLoad = 0,                                 // outside tensor [images][channels][rows][cols] -> planes
     kStore = 1,                                // planes -> outside tensor
     kSplit = 2,                                // every step-th pixel: planes by (row phase, column phase)
-    kSparse = 3,                               // rows of terms
+    kSparse = 3,                               // rows of terms, or of quads
     kDense = 4,                                // blocks of rows over the same inputs
     kDepthwise = 5,                            // a few taps a channel
     kMaxPool = 6,

@@ -45,9 +45,30 @@ float bitmask_row(const uint16_t* bits, const float* values, int64_t words, cons
     return Simd::sum(sums[0]);
 }
 
-// One row of a dense weight times the input.
 template <class Simd>
-float dense_row(const float* weight, int64_t columns, const float* input) {
+typename Simd::Vec load_weights(const float* from) {
+    return Simd::load_unaligned(from);
+}
+
+template <class Simd>
+typename Simd::Vec load_weights(const int8_t* from) {
+    return Simd::from_bytes(from);
+}
+
+template <class Simd>
+typename Simd::Vec load_last_weights(const float* from, int count) {
+    return Simd::load_first(from, count);
+}
+
+// Rows of bytes end with a whole vector.
+template <class Simd>
+typename Simd::Vec load_last_weights(const int8_t* from, int) {
+    return Simd::from_bytes(from);
+}
+
+// One row of a dense weight times the input.
+template <class Simd, class Element>
+float dense_row(const Element* weight, int64_t columns, const float* input) {
     typename Simd::Vec sums[kDenseVectorsAtOnce];
     for (int i = 0; i < kDenseVectorsAtOnce; ++i) {
         sums[i] = Simd::zero();
@@ -56,12 +77,13 @@ float dense_row(const float* weight, int64_t columns, const float* input) {
     for (; column + kDenseVectorsAtOnce * Simd::lanes <= columns; column += kDenseVectorsAtOnce * Simd::lanes) {
         for (int i = 0; i < kDenseVectorsAtOnce; ++i) {
             const int64_t at = column + i * Simd::lanes;
-            sums[i] = Simd::multiply_add(Simd::load_unaligned(weight + at), Simd::load_unaligned(input + at), sums[i]);
+            sums[i] = Simd::multiply_add(load_weights<Simd>(weight + at), Simd::load_unaligned(input + at), sums[i]);
         }
     }
     for (; column < columns; column += Simd::lanes) {
         const int count = static_cast<int>(smaller(Simd::lanes, columns - column));
-        sums[0] = Simd::multiply_add(Simd::load_first(weight + column, count), Simd::load_first(input + column, count), sums[0]);
+        const typename Simd::Vec w = load_last_weights<Simd>(weight + column, count);
+        sums[0] = Simd::multiply_add(w, Simd::load_first(input + column, count), sums[0]);
     }
     for (int i = 1; i < kDenseVectorsAtOnce; ++i) {
         sums[0] = Simd::add(sums[0], sums[i]);
@@ -69,13 +91,8 @@ float dense_row(const float* weight, int64_t columns, const float* input) {
     return Simd::sum(sums[0]);
 }
 
-static inline float activate_one(float value, const Finish& finish) {
-    value = value < finish.low ? finish.low : value;  // in this order NaN passes through
-    return value > finish.high ? finish.high : value;
-}
-
 static inline float finish_one(float sum, const Finish& finish, int64_t row, const float* other) {
-    return activate_one(sum + bias_of(finish, row) + (other ? *other : 0.0f), finish);
+    return bounded(sum + bias_of(finish, row) + (other ? *other : 0.0f), finish.low, finish.high);
 }
 
 // Rows [begin, end) for one token. Nothing is read of `other` after it is written, so the output may be the same.
@@ -117,21 +134,11 @@ constexpr int kRowsAtOnce = 2, kBlocksAhead = 2;
 template <class Simd>
 constexpr int kTokensAtOnce = Simd::lanes == 16 ? 8 : 4;
 
-template <class Simd>
-typename Simd::Vec load_weights(const float* from) {
-    return Simd::load_unaligned(from);
-}
-
-template <class Simd>
-typename Simd::Vec load_weights(const int8_t* from) {
-    return Simd::from_bytes(from);
-}
-
 // A few rows of a weight times a few tokens, found[row][token]. Where there are fewer rows or tokens than are computed at once,
-// the last is repeated. Whole vectors of columns; what is left of them comes after, see `rest`.
-template <class Simd, class Element, class Rest>
+// the last is repeated.
+template <class Simd, class Element>
 void block_sums(const Element* weight, int64_t weight_stride, int64_t rows, const float* input, int64_t input_stride,
-                int64_t tokens, int64_t columns, float* found, const Rest& rest) {
+                int64_t tokens, int64_t columns, float* found) {
     constexpr int kTokens = kTokensAtOnce<Simd>, kSums = kRowsAtOnce * kTokens;
     typename Simd::Vec sums[kSums];
     const Element* weights[kRowsAtOnce];
@@ -162,9 +169,12 @@ void block_sums(const Element* weight, int64_t weight_stride, int64_t rows, cons
         }
     }
     if (column < columns) {
+        const int left = static_cast<int>(columns - column);
         for (int i = 0; i < kRowsAtOnce; ++i) {
+            const typename Simd::Vec w = load_last_weights<Simd>(weights[i] + column, left);
             for (int j = 0; j < kTokens; ++j) {
-                sums[i * kTokens + j] = rest(weights[i] + column, inputs[j] + column, sums[i * kTokens + j]);
+                typename Simd::Vec& sum = sums[i * kTokens + j];
+                sum = Simd::multiply_add(w, Simd::load_first(inputs[j] + column, left), sum);
             }
         }
     }
@@ -179,12 +189,8 @@ void dense_block(const DenseLinear& weight, int64_t tokens, int64_t token, int64
                  const float* other, float* output) {
     constexpr int kTokens = kTokensAtOnce<Simd>;
     const int64_t columns = weight.columns, count = smaller(kTokens, tokens - token);
-    const int left = static_cast<int>(columns % Simd::lanes);
     float found[kRowsAtOnce * kTokens];
-    block_sums<Simd>(weight.values + row * columns, columns, rows, input + token * columns, columns, count, columns, found,
-                     [left](const float* w, const float* x, typename Simd::Vec sum) {
-                         return Simd::multiply_add(Simd::load_first(w, left), Simd::load_first(x, left), sum);
-                     });
+    block_sums<Simd>(weight.values + row * columns, columns, rows, input + token * columns, columns, count, columns, found);
     for (int64_t i = 0; i < rows; ++i) {
         for (int64_t j = 0; j < count; ++j) {
             const int64_t at = (token + j) * weight.rows + row + i;

@@ -16,7 +16,7 @@ void run_op(const Op& op, const Worker& worker, const Call& call) {
         case kLoad: return run_load<Simd>(op, worker, call.inputs[op.outside]);
         case kStore: return run_store<Simd>(op, worker, call.outputs[op.outside]);
         case kMean: return run_mean<Simd>(op, worker, call.outputs[op.outside]);
-        case kSplit: return run_split<Simd>(op, worker);
+        case kSplit: return run_split<FloatRows<Simd>>(op, worker, 0.0f);
         case kSparse:
         case kDense: return run_convolution<Simd>(op, worker);
         case kDepthwise:

@@ -121,23 +121,18 @@ public:
     using Sparse = decltype(&sparse_rows<Simd, 1>);
     using Dense = decltype(&dense_rows<Simd, 1>);
 
-    static Sparse sparse(int64_t vectors) { return kSparse[vectors - 1]; }
-    static Dense dense(int64_t vectors) { return kDense[vectors - 1]; }
+    static Sparse sparse(int64_t vectors) { return sparse(vectors, std::make_integer_sequence<int, kMostVectors>()); }
+    static Dense dense(int64_t vectors) { return dense(vectors, std::make_integer_sequence<int, Simd::dense_vectors>()); }
 
 private:
     template <int... kIndices>
-    struct Tables {
-        static constexpr Sparse sparse[] = {&sparse_rows<Simd, kIndices + 1>...};
-        static constexpr Dense dense[] = {&dense_rows<Simd, kIndices + 1>...};
-    };
-    template <int... kIndices>
-    static constexpr const Sparse* sparse_table(std::integer_sequence<int, kIndices...>) {
-        return Tables<kIndices...>::sparse;
+    static Sparse sparse(int64_t vectors, std::integer_sequence<int, kIndices...>) {
+        static constexpr Sparse kernels[] = {&sparse_rows<Simd, kIndices + 1>...};
+        return kernels[vectors - 1];
     }
     template <int... kIndices>
-    static constexpr const Dense* dense_table(std::integer_sequence<int, kIndices...>) {
-        return Tables<kIndices...>::dense;
+    static Dense dense(int64_t vectors, std::integer_sequence<int, kIndices...>) {
+        static constexpr Dense kernels[] = {&dense_rows<Simd, kIndices + 1>...};
+        return kernels[vectors - 1];
     }
-    static constexpr const Sparse* kSparse = sparse_table(std::make_integer_sequence<int, kMostVectors>());
-    static constexpr const Dense* kDense = dense_table(std::make_integer_sequence<int, Simd::dense_vectors>());
 };

@@ -9,31 +9,6 @@
 #include "interface.h"
 #include "linear.h"
 
-template <class Simd>
-float coarse_row(const int8_t* weight, int64_t columns, const float* input) {
-    typename Simd::Vec sums[kDenseVectorsAtOnce];
-    for (int i = 0; i < kDenseVectorsAtOnce; ++i) {
-        sums[i] = Simd::zero();
-    }
-    int64_t column = 0;
-    const auto add = [&](int i) {
-        sums[i] = Simd::multiply_add(Simd::from_bytes(weight + column), Simd::load_unaligned(input + column), sums[i]);
-        column += Simd::lanes;
-    };
-    while (column + kDenseVectorsAtOnce * Simd::lanes <= columns) {
-        for (int i = 0; i < kDenseVectorsAtOnce; ++i) {
-            add(i);
-        }
-    }
-    while (column < columns) {
-        add(0);
-    }
-    for (int i = 1; i < kDenseVectorsAtOnce; ++i) {
-        sums[0] = Simd::add(sums[0], sums[i]);
-    }
-    return Simd::sum(sums[0]);
-}
-
 // estimates[tokens][rows] of rows [begin, end).
 template <class Simd>
 void estimate_rows(const ScreenedLinear& screen, int64_t tokens, int64_t begin, int64_t end, const float* input,
@@ -41,19 +16,18 @@ void estimate_rows(const ScreenedLinear& screen, int64_t tokens, int64_t begin, 
     const int64_t columns = screen.columns, stride = screen.exact.columns;
     if (tokens == 1) {
         for (int64_t row = begin; row < end; ++row) {
-            estimates[row] = screen.scales[row] * coarse_row<Simd>(screen.coarse + row * columns, columns, input);
+            estimates[row] = screen.scales[row] * dense_row<Simd>(screen.coarse + row * columns, columns, input);
         }
         return;
     }
     constexpr int kTokens = kTokensAtOnce<Simd>;
-    const auto nothing_left = [](const int8_t*, const float*, typename Simd::Vec sum) { return sum; };
     for (int64_t row = begin; row < end; row += kRowsAtOnce) {
         const int64_t rows = smaller(kRowsAtOnce, end - row);
         for (int64_t token = 0; token < tokens; token += kTokens) {
             const int64_t count = smaller(kTokens, tokens - token);
             float found[kRowsAtOnce * kTokens];
-            block_sums<Simd>(screen.coarse + row * columns, columns, rows, input + token * stride, stride, count, columns, found,
-                             nothing_left);
+            block_sums<Simd>(screen.coarse + row * columns, columns, rows, input + token * stride, stride, count, columns,
+                             found);
             for (int64_t i = 0; i < rows; ++i) {
                 for (int64_t j = 0; j < count; ++j) {
                     estimates[(token + j) * screen.exact.rows + row + i] = screen.scales[row + i] * found[i * kTokens + j];

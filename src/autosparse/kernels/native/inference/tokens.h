@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "common/arithmetic.h"
-#include "convolution.h"
 #include "finish.h"
 #include "interface.h"
 #include "rows.h"
+#include "worker.h"
 
 // Scratch of one thread: a tile of the input by column, and the results of as many rows as a vector has lanes.
 template <class Simd>
@@ -70,7 +70,7 @@ void linear_share(const TermLinear& weight, int64_t tokens, int64_t workers, int
                   const float* other, float* scratch, float* output) {
     const int64_t width = weight.tile_vectors * Simd::lanes, tiles = divide_up(tokens, width);
     // With few tiles the output is shared among the threads too; each then turns the input for itself.
-    const int64_t parts = tiles % workers == 0 || tiles >= kManyTiles * workers ? 1 : workers;
+    const int64_t parts = parts_of(tiles, workers);
     const int64_t blocks = divide_up(weight.rows, Simd::lanes), items = tiles * parts;
     for (int64_t item = share_begin(items, workers, index); item < share_begin(items, workers, index + 1); ++item) {
         const int64_t first = item / parts * width, part = item % parts;

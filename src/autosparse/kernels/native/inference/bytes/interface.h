@@ -1,8 +1,8 @@
 // The C interface of the eight-bit engine: plain structs, filled in Python and read through ctypes.
 //
-// Activations are unsigned bytes in planes, channel by channel, as in the float engine: value = scale * (byte - zero point). Between
-// rows and images lies the zero point, so that a tap of a convolution is a constant distance. The bytes after a plane's last
-// row are also those before the next plane's first. Weights are signed bytes with a scale for every output channel, and sums
+// Activations are unsigned bytes in planes, channel by channel, as in the float engine. Between rows and images lies the zero
+// point, so that a tap of a convolution is a constant distance. The bytes after a plane's last row are also those before the
+// next plane's first. Weights are signed bytes with a scale for every output channel, and sums
 // are exact in 32 bits.
 #pragma once
 
@@ -33,42 +33,22 @@ struct QuadRows {
     const float *scale, *bias;                 // [rows]
 };
 
-// A tensor of the engine. Pixel (image, row, col) of a channel lies at image * image_bytes + row * row_bytes + col.
-struct BytePlanes {
-    uint8_t* first;                            // channel 0, pixel 0, of worker 0
-    int64_t channels, plane_bytes;             // bytes from a channel to the next: a multiple of 64
-    int64_t images, rows, cols, image_bytes, row_bytes;
-    int64_t chunks;                            // chunks that cover the pixels of all images
-    const uint8_t* valid;                      // [chunks * 32]: 255 at pixels, 0 elsewhere
-    int64_t zero_point;
-    float scale;
-};
-
-enum ByteOpKind : int64_t {
-    kLoadBytes = 0,                            // outside float tensor [images][channels][rows][cols] -> planes
-    kStoreBytes = 1,                           // planes -> outside float tensor
-    kSplitBytes = 2,                           // every step-th pixel: planes by (row phase, column phase)
-    kQuadRows = 3,
-    kLargestByte = 4,                          // the largest of a window
-    kMeanByte = 5,                             // mean of all pixels -> outside float tensor [images][channels]
-};
-
 struct ByteOp {
-    int64_t kind;
-    const BytePlanes* input;
-    const BytePlanes* other;                   // quads: other_scale times its bytes is added; may be null
-    const BytePlanes* output;
+    int64_t kind;                              // kLoad, kStore, kSplit, kSparse, kMaxPool or kMean
+    const Planes* input;                       // vectors are chunks, `valid` is of bytes; planes are multiples of 64 pixels
+    const Planes* other;                       // quads: other_scale times its bytes is added; may be null
+    const Planes* output;
     int64_t outside;                           // which outside tensor
     QuadRows weights;
     float other_scale;
     float low, high;                           // bounds of the result in bfloat16; of bytes, their range is the bounds
     int64_t first_channel;                     // of the output, where row 0 of the quads goes
-    int64_t tile_chunks;
+    int64_t tile_vectors;
     // the largest of a window
     const int32_t* tap_offsets;                // [taps], within the planes of one channel's phases
     int64_t taps;
     // split and windows: phase (i / step, i % step) is used where phases[i] >= 0, as plane phases[i]
-    int64_t step, phase_planes, lead_bytes;    // lead_bytes: how far a window reads before the first plane or behind the last
+    int64_t step, phase_planes;
     const int32_t* phases;                     // [step * step]
 };
 
@@ -85,7 +65,7 @@ struct ByteLinear {
 };
 
 struct ByteTable {
-    int64_t max_chunks[3];                     // largest tile_chunks for blocks of 1, 2 and 4 rows
+    int64_t max_chunks[3];                     // largest tiles for blocks of 1, 2 and 4 rows
     // `call` counts its arena and its scratch in floats, as for the float engine.
     void (*run)(const ByteOp* ops, int64_t count, const Call* call);
     // null in bfloat16

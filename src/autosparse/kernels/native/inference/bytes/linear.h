@@ -58,11 +58,6 @@ int64_t byte_linear_scratch(const ByteLinear* layer, int64_t tokens) {
     return columns * width + kBytesBehind + kTurnedTokens * columns + kTurnedRows * width * static_cast<int64_t>(sizeof(float));
 }
 
-static inline float bounded(const ByteLinear& layer, float value) {
-    value = value < layer.low ? layer.low : value;
-    return value > layer.high ? layer.high : value;
-}
-
 // At most a tile's tokens as bytes, tile[column][token].
 template <class Simd>
 void turn_tokens(const ByteLinear& layer, int64_t tokens, const float* input, uint8_t* tile, uint8_t* rows) {
@@ -146,7 +141,7 @@ void byte_linear_quads(const ByteLinear* given, int64_t tokens, int64_t threads,
         uint8_t* rows = tile + columns * width + kBytesBehind;
         float* ready = reinterpret_cast<float*>(rows + kTurnedTokens * columns);
         // With few tiles the output is shared among the threads too; each then turns the tokens for itself.
-        const int64_t parts = tiles % all == 0 || tiles >= kManyByteTiles * all ? 1 : all, items = tiles * parts;
+        const int64_t parts = parts_of(tiles, all), items = tiles * parts;
         int64_t prepared = -1;
         for (int64_t item = share_begin(items, all, me); item < share_begin(items, all, me + 1); ++item) {
             const int64_t first = item / parts * width, part = item % parts, count = smaller(width, tokens - first);
@@ -205,7 +200,7 @@ void byte_linear_dots(const ByteLinear* given, int64_t tokens, int64_t threads, 
                 for (int64_t r = 0; r < rows; ++r) {
                     const int64_t row = first + r, at = token * weights.rows + row;
                     const float sum = __builtin_fmaf(static_cast<float>(sums[r]), weights.scale[row], weights.bias[row]);
-                    output[at] = bounded(layer, other ? sum + other[at] : sum);
+                    output[at] = bounded(other ? sum + other[at] : sum, layer.low, layer.high);
                 }
             }
         }

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 
+#include "interface.h"
+
 struct PortableBytes {
-    static constexpr int pixels = 32, lanes = 32;
+    using Number = uint8_t;
+    static constexpr int pixels = 32, lanes = 32, waiting = 1;
 
     struct Int {
         int32_t at[pixels];
@@ -12,9 +15,12 @@ struct PortableBytes {
     struct Four {
         Int part[1];
     };
-    struct Inputs {
-        const uint8_t* from[4];
+    using Sums = Four;
+    struct Places {
+        const uint8_t *a, *b, *c, *d;
     };
+    template <int kRows>
+    using Group = Quad<kRows>;
     struct Weight {
         int32_t of[4];
     };
@@ -28,11 +34,13 @@ struct PortableBytes {
 
     static Four zeros() { return {}; }
     static Weight weight(const int8_t* four) { return {{four[0], four[1], four[2], four[3]}}; }
-    static Inputs gather(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) { return {{a, b, c, d}}; }
-    static void dot(Four& sums, const Inputs& x, const Weight& w) {
-        const uint8_t *a = x.from[0], *b = x.from[1], *c = x.from[2], *d = x.from[3];
+    static Places places(const uint8_t* input, const int32_t* offset) {
+        return {input + offset[0], input + offset[1], input + offset[2], input + offset[3]};
+    }
+    static Places gather(const Places& from, int at) { return {from.a + at, from.b + at, from.c + at, from.d + at}; }
+    static void dot(Four& sums, const Places& x, const Weight& w) {
         for (int i = 0; i < pixels; ++i) {
-            sums.part[0].at[i] += a[i] * w.of[0] + b[i] * w.of[1] + c[i] * w.of[2] + d[i] * w.of[3];
+            sums.part[0].at[i] += x.a[i] * w.of[0] + x.b[i] * w.of[1] + x.c[i] * w.of[2] + x.d[i] * w.of[3];
         }
     }
     static void add_to(Four& sums, const Four& more) {
@@ -40,8 +48,10 @@ struct PortableBytes {
             sums.part[0].at[i] += more.part[0].at[i];
         }
     }
-    static void finish(const Four& sums, float scale, float bias, const uint8_t* other, float other_scale, const uint8_t* valid,
-                       uint8_t outside, uint8_t* to) {
+    static void finish(const Four& sums, float scale, float bias, const uint8_t* other, const ByteOp& op, const uint8_t* valid,
+                       uint8_t* to) {
+        const uint8_t outside = static_cast<uint8_t>(op.output->zero_point);
+        const float other_scale = op.other_scale;
         for (int i = 0; i < pixels; ++i) {
             float value = __builtin_fmaf(static_cast<float>(sums.part[0].at[i]), scale, bias);
             if (other != nullptr) {
@@ -60,23 +70,31 @@ struct PortableBytes {
     // The even or the odd ones of 64 bytes.
     template <bool kOdd>
     static Int alternate(const uint8_t* from) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = from[2 * i + kOdd];
-        }
-        return bytes;
+        return each([=](int i) { return from[2 * i + kOdd]; });
     }
     static void store_first(uint8_t* to, const Int& bytes, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             to[i] = static_cast<uint8_t>(bytes.at[i]);
         }
     }
+    static void store(uint8_t* to, const Int& bytes) { store_first(to, bytes, pixels); }
     static Int load(const uint8_t* from) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = from[i];
-        }
-        return bytes;
+        return each([=](int i) { return from[i]; });
+    }
+    static Int filled(uint8_t value) {
+        return each([=](int) { return value; });
+    }
+    static Int both(const Int& a, const Int& b) {
+        return each([&](int i) { return a.at[i] & b.at[i]; });
+    }
+    static constexpr uint8_t least = 0;
+    static Int ordered(const Int& a) { return a; }
+    static Int largest(const Int& a, const Int& b) {
+        return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
+    }
+    static Int mask(const uint8_t* valid) { return load(valid); }
+    static Int select(const Int& mask, const Int& yes, const Int& no) {
+        return each([&](int i) { return mask.at[i] ? yes.at[i] : no.at[i]; });
     }
     static void dot_row(Int& sum, const Int& x, const Int& w) {
         for (int i = 0; i < pixels; ++i) {
@@ -90,38 +108,15 @@ struct PortableBytes {
         }
         return total;
     }
-    static void store(uint8_t* to, const Int& bytes) {
-        for (int i = 0; i < pixels; ++i) {
-            to[i] = static_cast<uint8_t>(bytes.at[i]);
-        }
-    }
-    static Int splat_byte(uint8_t value) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = value;
-        }
-        return bytes;
-    }
-    static Int both(const Int& a, const Int& b) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = a.at[i] & b.at[i];
-        }
-        return bytes;
-    }
-    static Int largest(const Int& a, const Int& b) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = a.at[i] > b.at[i] ? a.at[i] : b.at[i];
-        }
-        return bytes;
-    }
-    static Int select(const Int& mask, const Int& yes, const Int& no) {
-        Int bytes;
-        for (int i = 0; i < pixels; ++i) {
-            bytes.at[i] = mask.at[i] ? yes.at[i] : no.at[i];
-        }
-        return bytes;
-    }
     static int64_t pixel_of(int64_t place) { return place; }
+
+private:
+    template <class Function>
+    static Int each(const Function& function) {
+        Int bytes;
+        for (int i = 0; i < pixels; ++i) {
+            bytes.at[i] = function(i);
+        }
+        return bytes;
+    }
 };

@@ -1,4 +1,5 @@
-// The inner loop of the eight-bit engine: blocks of output channels times a tile of pixels.
+// The inner loop of the narrow engines: blocks of output channels times a tile of pixels, any four non-zeros of a row at a time
+// (a quad of bytes) or any two (a pair of bfloat16).
 //
 // For a vector of pixels a quad costs four loads, eight unpacks that bring its four inputs together, and four dot products for
 // every row of the block, whatever the pattern of the non-zeros.
@@ -11,21 +12,21 @@
 // How far ahead quads are brought into the cache.
 constexpr int64_t kQuadBytesAhead = 1024;
 
-// Results as bytes in planes.
+// Results in planes.
 template <class Simd>
-struct ByteSink {
-    uint8_t* output;                           // row 0, first pixel of the tile
+struct PlaneSink {
+    using Number = typename Simd::Wide::Number;
+    const ByteOp& op;
+    Number* output;                            // row 0, first pixel of the tile
     int64_t stride;
-    const uint8_t* other;                      // same layout as the output; may be null
+    const Number* other;                       // the same of what is added; may be null
     int64_t other_stride;
-    float other_scale;
     const uint8_t* valid;                      // at the tile's first pixel
-    uint8_t outside;
 
     template <class Vector>
-    void put(const typename Vector::Four& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
-        Vector::finish(sums, weights.scale[row], weights.bias[row], other ? other + row * other_stride + pixel : nullptr,
-                       other_scale, valid + pixel, outside, output + row * stride + pixel);
+    void put(const typename Vector::Sums& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
+        Vector::finish(sums, weights.scale[row], weights.bias[row], other ? other + row * other_stride + pixel : nullptr, op,
+                       valid + pixel, output + row * stride + pixel);
     }
 };
 
@@ -36,7 +37,7 @@ struct FloatSink {
     int64_t stride, first;
 
     template <class Vector>
-    void put(const typename Vector::Four& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
+    void put(const typename Vector::Sums& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
         Vector::finish_floats(sums, weights.scale[row], weights.bias[row], output + (row - first) * stride + pixel);
     }
 };
@@ -44,7 +45,8 @@ struct FloatSink {
 // The quads of one block for as many vectors as stay in registers.
 template <class Vector, int kRows, int kVectors>
 struct BlockSums {
-    typename Vector::Four sums[kVectors][kRows];
+    using Number = typename Vector::Number;
+    typename Vector::Sums sums[kVectors][kRows];
 
     BlockSums() {
         for (auto& vector : sums) {
@@ -53,18 +55,16 @@ struct BlockSums {
             }
         }
     }
-    inline __attribute__((always_inline)) void add(const Quad<kRows>& quad, const uint8_t* input) {
+    inline __attribute__((always_inline)) void add(const typename Vector::template Group<kRows>& quad, const Number* input) {
         typename Vector::Weight weights[kRows];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             weights[r] = Vector::weight(quad.weight[r]);
         }
-        const uint8_t *a = input + quad.offset[0], *b = input + quad.offset[1];
-        const uint8_t *c = input + quad.offset[2], *d = input + quad.offset[3];
-#pragma GCC unroll 8
+        const auto from = Vector::places(input, quad.offset);
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) {
-            const int at = v * Vector::pixels;
-            const auto x = Vector::gather(a + at, b + at, c + at, d + at);
+            const auto x = Vector::gather(from, v * Vector::pixels);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
                 Vector::dot(sums[v][r], x, weights[r]);
@@ -72,7 +72,7 @@ struct BlockSums {
         }
     }
     inline __attribute__((always_inline)) void add(const BlockSums& more) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
@@ -85,7 +85,7 @@ struct BlockSums {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             if (kRows == 1 || row + r < weights.rows) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int v = 0; v < kVectors; ++v) {
                     sink.template put<Vector>(sums[v][r], weights, row + r, pixel + v * Vector::pixels);
                 }
@@ -96,26 +96,28 @@ struct BlockSums {
 
 template <class Vector, int kRows>
 struct BlockSums<Vector, kRows, 0> {
-    void add(const Quad<kRows>&, const uint8_t*) {}
+    void add(const typename Vector::template Group<kRows>&, const typename Vector::Number*) {}
     template <class Sink>
     void put(const Sink&, const QuadRows&, int64_t, int64_t) const {}
 };
 
 // Blocks [begin, end) for a tile of kChunks.
 template <class Simd, class Sink, int kRows, int kChunks>
-void quad_rows(const QuadRows& weights, int64_t begin, int64_t end, const uint8_t* input, const Sink& sink) {
+void quad_rows(const QuadRows& weights, int64_t begin, int64_t end, const typename Simd::Wide::Number* input,
+               const Sink& sink) {
     using Wide = typename Simd::Wide;
     using Rest = typename Simd::Rest;
+    using Group = typename Wide::template Group<kRows>;
     constexpr int kPixels = kChunks * kChunkPixels, kVectors = kPixels / Wide::pixels, kWidePixels = kVectors * Wide::pixels;
     constexpr int kRests = (kPixels - kWidePixels) / Rest::pixels;
-    const auto* quads = static_cast<const Quad<kRows>*>(weights.quads);
+    const auto* quads = static_cast<const Group*>(weights.quads);
     for (int64_t block = begin; block < end; ++block) {
         BlockSums<Wide, kRows, kVectors> wide;
         BlockSums<Rest, kRows, kRests> rest;
-        const Quad<kRows>* last = quads + weights.starts[block + 1];
-        const Quad<kRows>* quad = quads + weights.starts[block];
-        // one vector alone would wait for its own sums
-        if constexpr (kRows == 1 && kVectors == 1 && kRests == 0) {
+        const Group* last = quads + weights.starts[block + 1];
+        const Group* quad = quads + weights.starts[block];
+        // a few vectors alone would wait for their own sums
+        if constexpr (kRows * kVectors <= Wide::waiting && kRests == 0) {
             BlockSums<Wide, kRows, kVectors> second;
             for (; quad + 1 < last; quad += 2) {
                 __builtin_prefetch(reinterpret_cast<const char*>(quad) + kQuadBytesAhead);
@@ -141,22 +143,17 @@ public:
     using Kernel = decltype(&quad_rows<Simd, Sink, 1, 1>);
 
     static Kernel of(int64_t block, int64_t chunks) {
-        return block == 1 ? kOne[chunks - 1] : block == 2 ? kTwo[chunks - 1] : kFour[chunks - 1];
+        return block == 1 ? of_rows<1>(chunks, std::make_integer_sequence<int, Simd::chunks[0]>())
+               : block == 2 ? of_rows<2>(chunks, std::make_integer_sequence<int, Simd::chunks[1]>())
+                            : of_rows<4>(chunks, std::make_integer_sequence<int, Simd::chunks[2]>());
     }
 
 private:
     template <int kRows, int... kIndices>
-    struct Table {
+    static Kernel of_rows(int64_t chunks, std::integer_sequence<int, kIndices...>) {
         static constexpr Kernel kernels[] = {&quad_rows<Simd, Sink, kRows, kIndices + 1>...};
-    };
-    template <int kRows, int... kIndices>
-    static constexpr const Kernel* table(std::integer_sequence<int, kIndices...>) {
-        return Table<kRows, kIndices...>::kernels;
+        return kernels[chunks - 1];
     }
-    static constexpr const Kernel* kOne = table<1>(std::make_integer_sequence<int, Simd::chunks[0]>());
-    static constexpr const Kernel* kTwo = table<2>(std::make_integer_sequence<int, Simd::chunks[1]>());
-    static constexpr const Kernel* kFour = table<4>(std::make_integer_sequence<int, Simd::chunks[2]>());
 };
 
-// A kernel for any number of chunks: as many at a time as stay in registers.
 static inline int64_t blocks_of(const QuadRows& weights) { return (weights.rows + weights.block - 1) / weights.block; }

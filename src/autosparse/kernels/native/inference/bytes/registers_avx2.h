@@ -17,7 +17,7 @@ struct Register256 {
 
     static Int zero() { return _mm256_setzero_si256(); }
     static Int splat(int32_t value) { return _mm256_set1_epi32(value); }
-    static Int splat_byte(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+    static Int filled(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
     static Float splat(float value) { return _mm256_set1_ps(value); }
     static Int load(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
     static void store(uint8_t* to, Int value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
@@ -29,6 +29,8 @@ struct Register256 {
     static Int high_words(Int a, Int b) { return _mm256_unpackhi_epi16(a, b); }
     static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
     static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
+    static constexpr uint8_t least = 0;
+    static Int ordered(Int a) { return a; }  // as `largest` compares, and back
     static Int largest(Int a, Int b) { return _mm256_max_epu8(a, b); }
     // The even or the odd ones of 64 bytes.
     template <bool kOdd>
@@ -49,6 +51,8 @@ struct Register256 {
     static Int odd_bytes(Int a) { return _mm256_srli_epi16(a, 8); }
     static Int negative_bytes(Int a) { return _mm256_cmpgt_epi8(_mm256_setzero_si256(), a); }
     static Int multiply_words(Int a, Int b) { return _mm256_madd_epi16(a, b); }
+    // From 255 where a pixel is, for `select`.
+    static Int mask(const uint8_t* valid) { return load(valid); }
     static Int select(Int mask, Int yes, Int no) { return _mm256_blendv_epi8(no, yes, mask); }
     static Float to_float(Int a) { return _mm256_cvtepi32_ps(a); }
     static Int to_int(Float a) { return _mm256_cvtps_epi32(a); }

@@ -15,7 +15,7 @@ struct Register512 {
 
     static Int zero() { return _mm512_setzero_si512(); }
     static Int splat(int32_t value) { return _mm512_set1_epi32(value); }
-    static Int splat_byte(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+    static Int filled(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
     static Float splat(float value) { return _mm512_set1_ps(value); }
     static Int load(const uint8_t* from) { return _mm512_loadu_si512(from); }
     static void store(uint8_t* to, Int value) { _mm512_storeu_si512(to, value); }

@@ -9,5 +9,6 @@ struct BytesAvx2 {
     using Floats = InferAvx2;
     using Wide = X86Bytes<Register256, kDot>;
     using Rest = Wide;
+    using Split = Rest;
     static constexpr int chunks[3] = {2, 1, 1};
 };

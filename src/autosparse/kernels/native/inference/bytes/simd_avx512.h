@@ -10,6 +10,7 @@ struct BytesAvx512 {
     using Floats = InferAvx512;
     using Wide = X86Bytes<Register512, kDot>;
     using Rest = X86Bytes<Register256, kDot>;
+    using Split = Rest;
     // of a tile, for blocks of 1, 2 and 4 rows: 24 sums, four inputs and a weight in 32 registers
     static constexpr int chunks[3] = {12, 5, 3};
 };

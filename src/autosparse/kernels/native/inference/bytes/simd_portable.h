@@ -8,5 +8,6 @@ struct BytesPortable {
     using Floats = InferPortable;
     using Wide = PortableBytes;
     using Rest = Wide;
+    using Split = Rest;
     static constexpr int chunks[3] = {2, 1, 1};
 };

@@ -8,7 +8,7 @@
 template <class Simd>
 constexpr ByteTable make_byte_table() {
     return {{Simd::chunks[0], Simd::chunks[1], Simd::chunks[2]},
-            run_byte_program<Simd>,
+            run_narrow_program<Simd, ByteEnds<Simd>>,
             byte_linear_scratch<Simd>,
             byte_linear_quads<Simd>,
             byte_linear_dots<Simd>};

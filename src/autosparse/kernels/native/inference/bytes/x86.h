@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "interface.h"
 #include "registers_avx2.h"
 
 // The sums of one vector of pixels for one output channel, and how they come about. The unpacks that bring four inputs
@@ -11,15 +12,22 @@
 template <template <Dot> class Register, Dot kDot>
 struct X86Bytes : Register<kDot> {
     using Base = Register<kDot>;
+    using Number = uint8_t;
     using Int = typename Base::Int;
     using Float = typename Base::Float;
     using Base::pixels;
     static constexpr bool kByWords = kDot == Dot::kWords || kDot == Dot::kEvexWords;
-    static constexpr int lanes = pixels / 4;
+    static constexpr int lanes = pixels / 4, waiting = 1;
 
     struct Four {
         Int part[4];
     };
+    using Sums = Four;
+    struct Places {
+        const uint8_t *a, *b, *c, *d;
+    };
+    template <int kRows>
+    using Group = Quad<kRows>;
     struct Weight {
         Int even, odd;                         // even: all four weights, or as words the first and third; odd: the others
     };
@@ -45,9 +53,11 @@ struct X86Bytes : Register<kDot> {
         return {{Base::low_words(ab, cd), Base::high_words(ab, cd), Base::low_words(above_ab, above_cd),
                  Base::high_words(above_ab, above_cd)}};
     }
-    static inline __attribute__((always_inline)) Four gather(const uint8_t* a, const uint8_t* b, const uint8_t* c,
-                                                             const uint8_t* d) {
-        Int w = Base::load(a), x = Base::load(b), y = Base::load(c), z = Base::load(d);
+    static inline __attribute__((always_inline)) Places places(const uint8_t* input, const int32_t* offset) {
+        return {input + offset[0], input + offset[1], input + offset[2], input + offset[3]};
+    }
+    static inline __attribute__((always_inline)) Four gather(const Places& from, int at) {
+        Int w = Base::load(from.a + at), x = Base::load(from.b + at), y = Base::load(from.c + at), z = Base::load(from.d + at);
         // in registers: as operands in memory they would be loaded twice
         asm("" : "+v"(w), "+v"(x), "+v"(y), "+v"(z));
         return interleave(w, x, y, z);
@@ -76,10 +86,9 @@ struct X86Bytes : Register<kDot> {
         }
     }
 
-    // As bytes: rounded to the nearest, halves to even, and kept within 0 .. 255; `outside` where no pixel is.
+    // As bytes: rounded to the nearest, halves to even, and kept within 0 .. 255; the zero point where no pixel is.
     static inline __attribute__((always_inline)) void finish(const Four& sums, float scale, float bias, const uint8_t* other,
-                                                             float other_scale, const uint8_t* valid, uint8_t outside,
-                                                             uint8_t* to) {
+                                                             const ByteOp& op, const uint8_t* valid, uint8_t* to) {
         const Float m = Base::splat(scale), b = Base::splat(bias);
         Float value[4];
 #pragma GCC unroll 4
@@ -88,7 +97,7 @@ struct X86Bytes : Register<kDot> {
         }
         if (other != nullptr) {
             const Four added = interleave(Base::load(other), Base::zero(), Base::zero(), Base::zero());
-            const Float by = Base::splat(other_scale);
+            const Float by = Base::splat(op.other_scale);
 #pragma GCC unroll 4
             for (int k = 0; k < 4; ++k) {
                 value[k] = Base::multiply_add(Base::to_float(added.part[k]), by, value[k]);
@@ -96,7 +105,8 @@ struct X86Bytes : Register<kDot> {
         }
         const Int low = Base::pack_words(Base::to_int(value[0]), Base::to_int(value[1]));
         const Int high = Base::pack_words(Base::to_int(value[2]), Base::to_int(value[3]));
-        Base::store(to, Base::select(Base::load(valid), Base::pack_bytes(low, high), Base::splat_byte(outside)));
+        const Int outside = Base::filled(static_cast<uint8_t>(op.output->zero_point));
+        Base::store(to, Base::select(Base::load(valid), Base::pack_bytes(low, high), outside));
     }
 
     // As floats in the order of the parts; `pixel_of` says which pixel each of them is.
