@@ -23,10 +23,21 @@ struct PlaneSink {
     int64_t other_stride;
     const uint8_t* valid;                      // at the tile's first pixel
 
-    template <class Vector>
-    void put(const typename Vector::Sums& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
-        Vector::finish(sums, weights.scale[row], weights.bias[row], other ? other + row * other_stride + pixel : nullptr, op,
-                       valid + pixel, output + row * stride + pixel);
+    // In registers for all vectors of a row: what is stored could change the same in memory.
+    struct Row {
+        const ByteOp& op;
+        Number* output;
+        const Number* other;
+        const uint8_t* valid;
+        float scale, bias;
+
+        template <class Vector>
+        void put(const typename Vector::Sums& sums, int64_t pixel) const {
+            Vector::finish(sums, scale, bias, other ? other + pixel : nullptr, op, valid + pixel, output + pixel);
+        }
+    };
+    Row row(const QuadRows& weights, int64_t row) const {
+        return {op, output + row * stride, other ? other + row * other_stride : nullptr, valid, weights.scale[row], weights.bias[row]};
     }
 };
 
@@ -36,9 +47,17 @@ struct FloatSink {
     float* output;                             // of row `first`
     int64_t stride, first;
 
-    template <class Vector>
-    void put(const typename Vector::Sums& sums, const QuadRows& weights, int64_t row, int64_t pixel) const {
-        Vector::finish_floats(sums, weights.scale[row], weights.bias[row], output + (row - first) * stride + pixel);
+    struct Row {
+        float* output;
+        float scale, bias;
+
+        template <class Vector>
+        void put(const typename Vector::Sums& sums, int64_t pixel) const {
+            Vector::finish_floats(sums, scale, bias, output + pixel);
+        }
+    };
+    Row row(const QuadRows& weights, int64_t row) const {
+        return {output + (row - first) * stride, weights.scale[row], weights.bias[row]};
     }
 };
 
@@ -85,9 +104,10 @@ struct BlockSums {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             if (kRows == 1 || row + r < weights.rows) {
+                const auto to = sink.row(weights, row + r);
 #pragma GCC unroll 16
                 for (int v = 0; v < kVectors; ++v) {
-                    sink.template put<Vector>(sums[v][r], weights, row + r, pixel + v * Vector::pixels);
+                    to.template put<Vector>(sums[v][r], pixel + v * Vector::pixels);
                 }
             }
         }
