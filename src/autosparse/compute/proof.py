@@ -19,7 +19,7 @@ from autosparse.kernels.library import lanes
 # Relative difference that two orders of adding up float32 numbers may make in a whole step.
 ROUNDING = 1e-3
 # Deep nets amplify rounding. What exceeds it may be this many times what a relative change NOISE of all parameters makes.
-NOISE, AMPLIFIED = 1e-6, 30.0
+NOISE, AMPLIFIED = 1e-6, 100.0
 # An activation that rounding moves across 0 changes a gradient by more, if every single step is right by itself.
 CROSSED = 0.1
 
