@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autosparse.common.words import did_you_mean, duration, require
+from autosparse.common.words import counted, did_you_mean, duration, require
 
 
 def test_a_close_word_is_suggested_and_a_far_one_is_not() -> None:
@@ -23,6 +23,11 @@ def test_several_close_words_are_joined() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 epochs"), (1, "1 epoch"), (12, "12 epochs")])
+def test_one_of_a_thing_is_no_plural(number: int, text: str) -> None:
+    assert counted(number, "epoch") == text
 
 
 def test_require_says_what_was_given_and_allowed() -> None:

@@ -101,10 +101,11 @@ def leads() -> bool:
 
 def summary(recipe: Recipe, result: dict[str, Any], folder: Path) -> str:
     """What a newcomer wants to know at the end."""
-    from autosparse.common.words import duration
+    from autosparse.common.words import counted, duration
 
     what = "token accuracy" if recipe.data.kind == "translation" else "accuracy"
-    lines = ["", f"{recipe.name}: {recipe.method['name']}, {result['epochs']} epochs in {duration(result['seconds'])}", ""]
+    epochs = counted(result["epochs"], "epoch")
+    lines = ["", f"{recipe.name}: {recipe.method['name']}, {epochs} in {duration(result['seconds'])}", ""]
     accuracy = f"  {what:<15} {result['accuracy']:.2%}"
     if result["base_accuracy"] is not None:
         gap = 100 * (result["accuracy"] - result["base_accuracy"])

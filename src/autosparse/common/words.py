@@ -18,6 +18,11 @@ def few(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
+def counted(number: int, thing: str) -> str:
+    """1 seed, 3 seeds."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def require(ok: bool, name: str, given: object, allowed: str) -> None:
     """Refuse a value: what was given, what is allowed."""
     if not ok:

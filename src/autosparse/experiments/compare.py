@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autosparse.common.tables import Table
+from autosparse.common.words import counted
 from autosparse.data.config import AnyData
 from autosparse.experiments.grid import Cell, Row
 from autosparse.experiments.method_fields import sparsity_field
@@ -16,6 +17,8 @@ from autosparse.experiments.runner import Outcome
 from autosparse.experiments.tables import Summary, failures, results, shown, summarise, with_failures, write_table
 from autosparse.recipes.method_block import DENSE
 from autosparse.recipes.recipe import Recipe
+
+SPREAD = ": mean ± standard deviation (n - 1)"
 
 
 def steps_counter() -> Callable[[Recipe], int]:
@@ -86,7 +89,7 @@ def _summary(row: Row, outcomes: Mapping[str, Outcome]) -> Summary:
 def _notes(rows: Sequence[Row], recipe: Recipe) -> list[str]:
     seeds = len(rows[0].cells)
     notes = [
-        f"{recipe.train.epochs} epochs, {f'{seeds} seeds: mean ± standard deviation (n - 1)' if seeds > 1 else '1 seed'}; "
+        f"{counted(recipe.train.epochs, 'epoch')}, {counted(seeds, 'seed')}{SPREAD if seeds > 1 else ''}; "
         "on the validation data after the last epoch.",
         "Drop % = 100 (Base - sparse) / Base. S %: zeros among the weights the method works on. Train F and Test F: training "
         "and inference FLOPs as fractions of the dense run, counted.",

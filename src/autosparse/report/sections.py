@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from autosparse.common.words import duration, gain_words
+from autosparse.common.words import counted, duration, gain_words
 from autosparse.report.comparison import Compared, compare_runs
 from autosparse.report.runs import DENSE, Run, block, number
 
@@ -53,7 +53,7 @@ def tiles(run: Run) -> str:
     if (gain := (run.result or {}).get("gain")) and not run.is_dense:
         shown.append(("Whole run", f"{float(gain['ratio']):.2f}x", gain_words(gain)))
     elif row.seconds is not None:
-        shown.append(("Time", duration(row.seconds), f"{len(run.metrics)} epochs"))
+        shown.append(("Time", duration(row.seconds), counted(len(run.metrics), "epoch")))
     boxes = "".join(
         f'<div class="tile"><span>{name}</span><strong>{value}</strong><small>{small}</small></div>'
         for name, value, small in shown

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autosparse.common.words import counted
 from autosparse.experiments.grid import Cell, cell, with_value
 from autosparse.experiments.paper.facts import PaperRow, recipe_of
 from autosparse.recipes.loading import check_recipe, load_recipe
@@ -90,7 +91,7 @@ class Full(Scale):
     free_suffix = ""
 
     def caption(self, networks: Sequence[str], seeds: int) -> str:
-        return f"full scale: {', '.join(map(self.label, networks))}, {counted(seeds)}"
+        return f"full scale: {', '.join(map(self.label, networks))}, {counted(seeds, 'seed')}"
 
     def label(self, network: str) -> str:
         return {"resnet50": "ResNet-50", "mobilenet": "MobileNetV1", "wmt14": "Transformer"}[network]
@@ -102,10 +103,6 @@ class Full(Scale):
 
     def decay(self, weight_decay: float) -> Changes:
         return {"optimizer.weight_decay": weight_decay}
-
-
-def counted(seeds: int) -> str:
-    return f"{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def changed(content: dict[str, Any], changes: Changes) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+from autosparse.common.words import counted
 from autosparse.experiments.grid import Cell
 from autosparse.experiments.method_fields import LEARNED, THRESHOLD_METHODS, interval
 from autosparse.experiments.paper.facts import PaperRow, network_of, recipe_of
-from autosparse.experiments.paper.scales import Changes, Scale, changed, counted
+from autosparse.experiments.paper.scales import Changes, Scale, changed
 from autosparse.recipes.loading import load_recipe
 from autosparse.recipes.overrides import merged
 from autosparse.recipes.recipe import Recipe
@@ -46,8 +47,8 @@ class Small(Scale):
     def caption(self, networks: Sequence[str], seeds: int) -> str:
         nets = " and ".join(map(self.label, networks))
         if "wmt14" in networks:
-            return f"cpu scale: Multi30k, {nets}, {self._net('wmt14')['train']['epochs']} epochs, {counted(seeds)}"
-        return f"cpu scale: digits, {nets}, {counted(seeds)}"
+            return f"cpu scale: Multi30k, {nets}, {self._net('wmt14')['train']['epochs']} epochs, {counted(seeds, 'seed')}"
+        return f"cpu scale: digits, {nets}, {counted(seeds, 'seed')}"
 
     def label(self, network: str) -> str:
         if network == "wmt14":
