@@ -266,6 +266,20 @@ def test_fused_layers_are_judged_together(alone: float | None, are_fused: bool, 
     assert planner.fusing_pays(layers, are_fused) is pays
 
 
+def test_a_layer_beyond_the_kernels_reach_is_not_judged() -> None:
+    planner, layers = planner_of_two(0.5, 2.6)
+    measure = planner._measure
+
+    def measured(workload: Workload, densities: Sequence[float]) -> Times:
+        if workload.conv.images == 10**6:
+            raise ValueError("too large for the sparse kernels")
+        return measure(workload, densities)
+
+    planner._measure = measured
+    huge = replace(layers["dense"], conv=replace(layers["dense"].conv, images=10**6))
+    assert planner.fusing_pays({**layers, "huge": huge}, are_fused=False)
+
+
 def test_layers_that_lose_together_are_decided_dense() -> None:
     planner, layers = planner_of_two(0.5, 2.0)
     assert planner.decisions["sparse"] == Decision(Passes(True, True, True), 1.5, 2.0)

@@ -121,17 +121,13 @@ class Compute:
         if self.planner is not None and leads() and not torch.are_deterministic_algorithms_enabled():
             refused = self._proofs.refused_inside(model, "")
             fusible = cache(partial(fused_convolutions, model, self._traces, refused))  # only if a convolution may run sparse
-            planned_layers = [
-                (layer, density)
-                for layer, density in zip(layers, present, strict=True)
-                if layer.name in self._shapes and routing.fits(layer)
-            ]
-            passes = {layer.name: self._choose(layer, density, rare, fusible) for layer, density in planned_layers}
-            passes |= self._dense_where_fusing_loses([layer for layer, _ in planned_layers], passes, fusible)
+            known = {layer: density for layer, density in zip(layers, present, strict=True) if self._may_be_planned(layer)}
+            passes = {layer.name: self._choose(layer, density, rare, fusible) for layer, density in known.items()}
+            passes |= self._dense_where_fusing_loses(list(known), passes, fusible)
         if ranks() > 1:
             planned = None if self.planner is None else self.planner.state_dict()
-            known = (passes, self._shapes, self._precisions, planned)
-            passes, shapes, precisions, planned = from_first_rank(known, layers[0].stored.device)
+            ours = (passes, self._shapes, self._precisions, planned)
+            passes, shapes, precisions, planned = from_first_rank(ours, layers[0].stored.device)
             self._note_shapes(shapes, layers, precisions)
             if self.planner is not None and planned is not None:
                 self.planner.load_state_dict(planned)
@@ -174,13 +170,16 @@ class Compute:
         part = layer.parametrization
         entries = "active" if rare else part.gradient_entries
         mask_density = part.gradient_density(layer.weight()) if entries == "mask" else None
-        workload = self._workload(layer)
         try:
+            workload = self._workload(layer)
             if self.planner.considers(workload, density):
                 workload = self._among_fused(layer, workload, fusible) or workload
             return self.planner.decide(layer.name, workload, density, entries, mask_density)
         except ValueError:  # larger than the kernels' indices reach
             return DENSE
+
+    def _may_be_planned(self, layer: Layer) -> bool:
+        return layer.name in self._shapes and routing.fits(layer)
 
     def _workload(self, layer: Layer) -> Workload:
         return routing.workload_of(layer, self._shapes[layer.name], self._records[layer.name].precision)
@@ -197,10 +196,13 @@ class Compute:
     ) -> dict[str, Passes]:
         """Dense passes for all layers that are fused together, where torch by itself is faster than the whole of them."""
         assert self.planner is not None
-        if not any(any(each) for each in passes.values()):
+
+        def fused(layer: Layer) -> Workload | None:
+            return self._among_fused(layer, self._workload(layer), fusible)
+
+        if not any(fused(layer) for layer in layers if any(passes[layer.name])):
             return {}
-        fused = {layer.name: self._among_fused(layer, self._workload(layer), fusible) for layer in layers}
-        together = {name: workload for name, workload in fused.items() if workload is not None}
+        together = {layer.name: workload for layer in layers if (workload := fused(layer)) is not None}
         if self.planner.fusing_pays(together, are_fused=any(name in self._passes for name in together)):
             return {}
         self.planner.leave_dense(together)

@@ -221,12 +221,16 @@ class Planner:
         """
         ours, dense = 0.0, 0.0
         for layer, workload in layers.items():
-            if workload.work >= LEAST_WORK:
+            if workload.work < LEAST_WORK:
+                continue
+            try:
                 times = self.times(workload)
-                if times.dense_alone is None:  # measured by an older version
-                    return True
-                ours += self.decisions[layer].seconds if layer in self.decisions else times.cost(DENSE, 0, None)
-                dense += times.dense_alone
+            except ValueError:  # larger than the kernels' indices reach: dense in any case
+                continue
+            if times.dense_alone is None:  # measured by an older version
+                return True
+            ours += self.decisions[layer].seconds if layer in self.decisions else times.cost(DENSE, 0, None)
+            dense += times.dense_alone
         return ours <= dense * (1 - (HYSTERESIS if are_fused else FUSING_GAIN))
 
     def leave_dense(self, layers: Iterable[str]) -> None:
