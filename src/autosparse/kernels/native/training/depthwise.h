@@ -10,6 +10,7 @@
 #include "common/arithmetic.h"
 #include "interface.h"
 #include "pixels.h"
+#include "sinks.h"
 #include "sums.h"
 
 constexpr int64_t kTaps = 9, kRingRows = 3;

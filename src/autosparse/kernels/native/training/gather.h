@@ -6,6 +6,7 @@
 #include "common/arithmetic.h"
 #include "images.h"
 #include "interface.h"
+#include "sinks.h"
 #include "tile.h"
 #include "tile_kernels.h"
 

@@ -56,7 +56,7 @@ struct Source {
     const float *other_scale, *other_offset;
 };
 
-// What is done with the result at a pixel: see pixels.h.
+// What is done with the result at a pixel: see sinks.h.
 enum SinkKind : int64_t {
     kStoreSink = 0,            // target = value
     kStatisticsSink = 1,       // and sums of value - shift, of its square; the target may be null

@@ -6,6 +6,7 @@
 #include "common/arithmetic.h"
 #include "interface.h"
 #include "pixels.h"
+#include "sinks.h"
 #include "sums.h"
 
 // Pixels that one group of channels is taken through at a time: memory is read nearly in order, and a group's sums are

@@ -6,6 +6,7 @@
 #include "common/arithmetic.h"
 #include "interface.h"
 #include "pixels.h"
+#include "sinks.h"
 
 // Where the two orders have a pixel.
 struct PlacesOfPixel {
